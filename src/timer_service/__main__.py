@@ -1,0 +1,7 @@
+"""`python -m timer_service`."""
+
+import sys
+
+from timer_service.cli import main
+
+sys.exit(main())

@@ -1,0 +1,152 @@
+"""Subjects and bytes into domain commands, domain events into subjects and bytes.
+
+Shared by every bus adapter, so that each refuses and accepts exactly the same.
+"""
+
+import base64
+import json
+from datetime import datetime
+from typing import Any, Final
+
+from timer_service import wire
+from timer_service.domain.errors import CommandRefused, RefusalReason
+from timer_service.domain.messages import (
+    CancelTimer,
+    Command,
+    CorrelationId,
+    DueTimeReached,
+    Position,
+    ScheduleTimer,
+    ServiceCallId,
+    TenantId,
+    epoch_ms,
+)
+
+UNKNOWN_TENANT: Final = "_"
+_WORST_JSON_GROWTH: Final = 6
+_LETTER_OVERHEAD: Final = 16_384
+_MAX_DETAIL: Final = 2_000
+
+
+class Subjects:
+    """The names of everything we publish to or listen on."""
+
+    def __init__(self, prefix: str) -> None:
+        self.commands_prefix = f"{prefix}.commands."
+        self.all_commands = f"{prefix}.commands.>"
+        self.all_events = f"{prefix}.events.>"
+        self.all_dead_letters = f"{prefix}.deadletter.>"
+        self._prefix = prefix
+
+    def command(self, tenant_id: str, command_type: str) -> str:
+        """Return where a tenant publishes a command."""
+        return f"{self.commands_prefix}{tenant_id}.{command_type}"
+
+    def event(self, tenant_id: str) -> str:
+        """Return where a tenant's events appear."""
+        return f"{self._prefix}.events.{tenant_id}.{wire.DUE_TIME_REACHED}"
+
+    def dead_letter(self, tenant_id: str | None) -> str:
+        """Return where the dead letters of a tenant go."""
+        return f"{self._prefix}.deadletter.{tenant_id or UNKNOWN_TENANT}"
+
+    def tenant_of(self, command_subject: str) -> str | None:
+        """Return the tenant that a command subject names, where it names one."""
+        tenant, _, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
+        return tenant if wire.is_tenant_id(tenant) else None
+
+
+def decode_command(subjects: Subjects, subject: str, body: bytes, position: Position) -> Command:
+    """Return the command in a message, or raise CommandRefused with the reason."""
+    try:
+        return _decode(subjects, subject, body, position)
+    except wire.WireError as error:
+        raise CommandRefused(RefusalReason(error.kind), error.detail[:_MAX_DETAIL]) from error
+
+
+def _decode(subjects: Subjects, subject: str, body: bytes, position: Position) -> Command:
+    tenant_id, command_type = _read_subject(subjects, subject)
+    envelope = wire.read_envelope(body)
+    if envelope.type not in wire.COMMAND_TYPES:
+        raise wire.unknown_type(envelope.type)
+    if envelope.type != command_type:
+        raise wire.WireError(
+            "invalid", f"type: must equal the subject's last token {command_type!r} (got {envelope.type!r})"
+        )
+    # The subject is the authority: permissions are granted on it, so it is what the sender may claim.
+    if envelope.tenant_id != tenant_id:
+        raise wire.WireError(
+            "tenant_mismatch",
+            f"tenantId {envelope.tenant_id!r} must equal the tenant of the subject, {tenant_id!r}",
+        )
+    payload = wire.read_payload(envelope)
+    tenant, service_call = TenantId(tenant_id), ServiceCallId(payload.service_call_id)
+    if isinstance(payload, wire.ScheduleTimerPayload):
+        correlation = envelope.correlation_id and CorrelationId(envelope.correlation_id)
+        return ScheduleTimer(tenant, service_call, payload.due_at, correlation or None, position)
+    return CancelTimer(tenant, service_call, position)
+
+
+def _read_subject(subjects: Subjects, subject: str) -> tuple[str, str]:
+    allowed = f"{subjects.commands_prefix}<tenantId>.<{' or '.join(wire.COMMAND_TYPES)}>"
+    tokens = subject.removeprefix(subjects.commands_prefix).split(".")
+    if len(tokens) != 2 or not wire.is_tenant_id(tokens[0]):
+        raise wire.WireError(
+            "invalid", f"subject: must be {allowed}, with a tenantId of {wire.TENANT_RULE} (got {subject!r})"
+        )
+    if tokens[1] not in wire.COMMAND_TYPES:
+        raise wire.WireError("unknown_type", f"subject: must be {allowed} (got {subject!r})")
+    return tokens[0], tokens[1]
+
+
+def encode_event(event: DueTimeReached, message_id: Any) -> bytes:
+    """Return the envelope of an event; its time of publication is the time it was handled."""
+    return wire.write_due_time_reached(
+        message_id=message_id,
+        timestamp_ms=epoch_ms(event.reached_at),
+        tenant_id=event.tenant_id,
+        service_call_id=event.service_call_id,
+        due_at=event.due_at,
+        reached_at=event.reached_at,
+        generation=event.generation,
+        correlation_id=event.correlation_id,
+    )
+
+
+def encode_dead_letter(
+    refusal: CommandRefused,
+    *,
+    subject: str,
+    stream: str,
+    sequence: int,
+    received_at: datetime,
+    body: bytes,
+    max_bytes: int,
+) -> bytes:
+    """Return a dead letter of at most `max_bytes`; a body too large for it is cut."""
+    letter: dict[str, Any] = {
+        "reason": refusal.reason.value,
+        "detail": refusal.detail,
+        "subject": subject,
+        "stream": stream,
+        "sequence": sequence,
+        "receivedAt": wire.format_time(received_at),
+    }
+    whole = _json({**letter, **_readable(body)})
+    if len(whole) <= max_bytes:
+        return whole
+    kept = body[: max(0, max_bytes - _LETTER_OVERHEAD) // _WORST_JSON_GROWTH]
+    return _json({**letter, **_readable(kept, cut=True), "bodyTruncated": True})
+
+
+def _readable(body: bytes, *, cut: bool = False) -> dict[str, str]:
+    try:
+        return {"body": body.decode(), "bodyEncoding": "utf-8"}
+    except UnicodeDecodeError as error:
+        if cut and len(body) - error.start < 4:  # The cut went through a character.
+            return {"body": body[: error.start].decode(), "bodyEncoding": "utf-8"}
+        return {"body": base64.b64encode(body).decode(), "bodyEncoding": "base64"}
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

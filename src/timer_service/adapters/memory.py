@@ -1,0 +1,222 @@
+"""A store and a bus in memory, with the promises of the real ones but durability."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain, zip_longest
+
+from timer_service.adapters import codec
+from timer_service.domain import timer as rules
+from timer_service.domain.errors import BusUnavailable, CommandRefused
+from timer_service.domain.messages import (
+    Command,
+    DueTimeReached,
+    Position,
+    ServiceCallId,
+    TenantId,
+)
+from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.ports.clock import Clock
+from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerKey, TimerQuery
+
+_LETTER_BYTES = 1_000_000
+
+
+class MemoryTimerStore:
+    """Timers in a dictionary."""
+
+    def __init__(self) -> None:
+        self.timers: dict[TimerKey, Timer] = {}
+
+    async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        """Apply the domain's rules in order."""
+        outcomes = []
+        for command in commands:
+            key = (command.tenant_id, command.service_call_id)
+            self.timers[key], outcome = rules.apply(self.timers.get(key), command, now)
+            outcomes.append(outcome)
+        return outcomes
+
+    @asynccontextmanager
+    async def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AsyncIterator[Claim]:
+        """Return what is due, in turns between tenants where it is more than the limit."""
+        due = sorted(
+            (
+                DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id)
+                for key, t in self.timers.items()
+                if t.state is TimerState.SCHEDULED and t.due_at is not None and t.due_at <= now
+                if t.tenant_id not in held_back.tenants and key not in held_back.timers
+            ),
+            key=_by_due_time,
+        )
+        claimed = due if len(due) <= limit else sorted(_in_turns(due)[:limit], key=_by_due_time)
+        yield _MemoryClaim(self.timers, claimed, len(due) > limit)
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        """Return the earliest due time later than `after`."""
+        scheduled = (t.due_at for t in self.timers.values() if t.state is TimerState.SCHEDULED)
+        return min((due_at for due_at in scheduled if due_at and due_at > after), default=None)
+
+    async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
+        """Return one timer."""
+        return self.timers.get((tenant_id, service_call_id))
+
+    async def list_timers(self, query: TimerQuery) -> list[Timer]:
+        """Return a page by due time, then id."""
+        page = [
+            ((t.due_at, t.service_call_id), t)
+            for t in self.timers.values()
+            if t.due_at is not None
+            if t.tenant_id == query.tenant_id
+            if query.state in (None, t.state)
+            if query.correlation_id in (None, t.correlation_id)
+            if query.due_from is None or t.due_at >= query.due_from
+            if query.due_before is None or t.due_at < query.due_before
+        ]
+        page.sort(key=lambda item: item[0])
+        return [t for key, t in page if query.after is None or key > query.after][: query.limit]
+
+    async def purge(self, ended_before: datetime, limit: int) -> int:
+        """Delete a bounded number of timers that ended before a moment."""
+        ended = [(t.reached_at or t.cancelled_at, key) for key, t in self.timers.items()]
+        old = sorted((at, key) for at, key in ended if at is not None and at < ended_before)[:limit]
+        for _, key in old:
+            del self.timers[key]
+        return len(old)
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryClaim:
+    _timers: dict[TimerKey, Timer]
+    timers: Sequence[DueTimer]
+    more: bool
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        marked = 0
+        for event in events:
+            key = (event.tenant_id, event.service_call_id)
+            before = self._timers[key]
+            self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
+            marked += self._timers[key] is not before
+        return marked
+
+
+def _by_due_time(timer: DueTimer) -> tuple[datetime, TenantId, ServiceCallId]:
+    return timer.due_at, timer.tenant_id, timer.service_call_id
+
+
+def _in_turns(due: list[DueTimer]) -> list[DueTimer]:
+    by_tenant: dict[TenantId, list[DueTimer]] = {}
+    for timer in due:
+        by_tenant.setdefault(timer.tenant_id, []).append(timer)
+    rounds = zip_longest(*by_tenant.values())
+    return [timer for timer in chain.from_iterable(rounds) if timer is not None]
+
+
+@dataclass(slots=True)
+class _Message:
+    subject: str
+    body: bytes
+    sequence: int
+    deliveries: int = 0
+
+
+@dataclass(slots=True)
+class MemoryEventBus:
+    """A broker in memory: a command stream with redelivery, an event stream with de-duplication."""
+
+    clock: Clock
+    subjects: codec.Subjects
+    batch_size: int = 100
+    stream_created_us: int = 1
+    connected: bool = True
+    events: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    """What the event stream holds: message id to subject and body."""
+    letters: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    """What the dead letter stream holds: command sequence to subject and body."""
+    rejected_subjects: set[str] = field(default_factory=set)
+    """Subjects on which the broker takes nothing."""
+    pending: dict[int, _Message] = field(default_factory=dict)
+    """Delivered or not, but neither acknowledged nor terminated."""
+    _queue: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
+    _last_sequence: int = 0
+
+    def send(self, subject: str, body: bytes) -> int:
+        """Put a message into the command stream and return its sequence."""
+        self._last_sequence += 1
+        message = _Message(subject, body, self._last_sequence)
+        self.pending[message.sequence] = message
+        self._queue.put_nowait(message)
+        return message.sequence
+
+    def redeliver(self) -> None:
+        """Deliver again whatever was delivered but not acknowledged."""
+        for message in self.pending.values():
+            if message.deliveries:
+                self._queue.put_nowait(message)
+
+    async def receive(self) -> "_MemoryBatch":
+        """Wait for one message and take what else is there."""
+        messages = [await self._queue.get()]
+        while not self._queue.empty() and len(messages) < self.batch_size:
+            messages.append(self._queue.get_nowait())
+        return _MemoryBatch(self, messages)
+
+    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+        """Keep each event once by its id."""
+        if not self.connected:
+            raise BusUnavailable("the broker is away")
+        return [self._publish(event) for event in events]
+
+    def _publish(self, event: DueTimeReached) -> PublishResult:
+        subject = self.subjects.event(event.tenant_id)
+        if subject in self.rejected_subjects:
+            return PublishResult(Published.REJECTED, "no stream takes this subject")
+        self.events.setdefault(str(event.id), (subject, codec.encode_event(event, event.id)))
+        return PublishResult(Published.CONFIRMED)
+
+
+class _MemoryBatch:
+    def __init__(self, bus: MemoryEventBus, messages: Sequence[_Message]) -> None:
+        self._bus = bus
+        self._accepted: list[_Message] = []
+        self._refused: list[tuple[_Message, CommandRefused]] = []
+        self.commands: list[Command] = []
+        self.redelivered = sum(message.deliveries > 0 for message in messages)
+        for message in messages:
+            message.deliveries += 1
+            position = Position(bus.stream_created_us, message.sequence)
+            try:
+                self.commands.append(
+                    codec.decode_command(bus.subjects, message.subject, message.body, position)
+                )
+                self._accepted.append(message)
+            except CommandRefused as refusal:
+                self._refused.append((message, refusal))
+
+    async def acknowledge(self) -> None:
+        for message in self._accepted:
+            self._bus.pending.pop(message.sequence, None)
+
+    async def dead_letter(self) -> Sequence[Refusal]:
+        if not self._bus.connected:
+            return []
+        for message, refusal in self._refused:
+            letter = codec.encode_dead_letter(
+                refusal,
+                subject=message.subject,
+                stream="TIMER_COMMANDS",
+                sequence=message.sequence,
+                received_at=self._bus.clock.now(),
+                body=message.body,
+                max_bytes=_LETTER_BYTES,
+            )
+            subject = self._bus.subjects.dead_letter(self._bus.subjects.tenant_of(message.subject))
+            self._bus.letters.setdefault(message.sequence, (subject, letter))
+            self._bus.pending.pop(message.sequence, None)
+        return [Refusal(r.reason, r.detail, m.subject, m.sequence) for m, r in self._refused]

@@ -1,0 +1,421 @@
+"""Commands from and events to NATS JetStream, across every loss of connection."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoServersError
+from nats.js import JetStreamContext
+
+from timer_service.adapters import codec
+from timer_service.adapters.nats.publisher import Outgoing, Publisher
+from timer_service.adapters.nats.pull import CommandPull, read_delivery
+from timer_service.adapters.nats.streams import (
+    CONSUMER_NAME,
+    StreamNames,
+    ensure_consumer,
+    ensure_streams,
+)
+from timer_service.domain.errors import BrokerRefused, BusUnavailable, CommandRefused
+from timer_service.domain.messages import EPOCH, Command, DueTimeReached, Position
+from timer_service.ports.clock import Clock
+from timer_service.ports.event_bus import Published, PublishResult, Refusal
+
+MIN_ACK_PENDING: Final = 1_000
+BATCHES_IN_HAND: Final = 8
+"""Requested, buffered and worked on together; the consumer's max_ack_pending allows so many."""
+PING_INTERVAL_S: Final = 10
+CONNECT_TIMEOUT_S: Final = 2
+JETSTREAM_TIMEOUT_S: Final = 5.0
+FIRST_RETRY_S: Final = 0.05
+LONGEST_RETRY_S: Final = 2.0
+WATCH_INTERVAL_S: Final = 1.0
+RECOVERY_PAUSE_S: Final = 0.2
+LETTER_RETRY_S: Final = 5
+LETTER_MARGIN_BYTES: Final = 1_024
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NatsOptions:
+    """How to reach the broker and what to call things on it."""
+
+    connect: Mapping[str, Any]
+    """Arguments of `nats.connect`: servers and credentials."""
+    prefix: str = "timer"
+    domain: str | None = None
+    replicas: int = 1
+    batch_size: int = 500
+    ack_wait_s: float = 10.0
+
+
+@asynccontextmanager
+async def open_nats_bus(
+    options: NatsOptions, clock: Clock, chance: Callable[[], float]
+) -> AsyncIterator["NatsEventBus"]:
+    """Keep a session with the broker in the background for as long as the context lasts."""
+    bus = NatsEventBus(options, clock, chance)
+    async with asyncio.TaskGroup() as tasks:
+        keeper = tasks.create_task(bus.keep_session(), name="nats.keep_session")
+        try:
+            yield bus
+        finally:
+            keeper.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    """A message that was delivered to us: a command, or why it is none."""
+
+    reply: str
+    position: Position
+    redelivered: bool
+    command: Command | None
+    refused: tuple[CommandRefused, str, bytes] | None
+
+
+class NatsEventBus:
+    """The event bus on JetStream.
+
+    A lost connection is never mended but replaced: a new client, streams and consumer ensured again. One
+    path serves the first connect, a broker restart, expired credentials and a half-dead socket alike.
+    """
+
+    def __init__(self, options: NatsOptions, clock: Clock, chance: Callable[[], float]) -> None:
+        self._options = options
+        self._clock = clock
+        self._chance = chance
+        self._subjects = codec.Subjects(options.prefix)
+        self._names = StreamNames.of(options.prefix)
+        self._client: Client | None = None
+        self._publisher: Publisher | None = None
+        self._pull: CommandPull | None = None
+        self._stream_created_us: int | None = None
+        self._buffer: deque[_Incoming] = deque()
+        self._arrived = asyncio.Event()
+        self._session_over = asyncio.Event()
+        self._known_servers: set[str] = set()
+        self._connected_before = False
+        self._told: str | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether the broker is there and its streams and consumer are in place."""
+        return self._client is not None and self._pull is not None
+
+    async def receive(self) -> "_NatsBatch":
+        """Wait for messages and return those at hand, at least one and at most a batch."""
+        while not self._buffer:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._pull is not None:
+            with suppress(NatsError, OSError):
+                await self._pull.top_up()
+        # Taken without an await, so that cancelling loses nothing.
+        count = min(len(self._buffer), self._options.batch_size)
+        return _NatsBatch(self, [self._buffer.popleft() for _ in range(count)])
+
+    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+        """Publish all events, then wait for their confirmations."""
+        if self._publisher is None:
+            raise BusUnavailable(self._told or "not connected to the broker yet")
+        outgoing = []
+        for event in events:
+            message_id = event.id
+            outgoing.append(
+                Outgoing(
+                    self._subjects.event(event.tenant_id),
+                    codec.encode_event(event, message_id),
+                    str(message_id),
+                )
+            )
+        return await self._publisher.publish(outgoing)
+
+    async def keep_session(self) -> None:
+        """Connect, stay connected, connect again; for ever."""
+        pause = FIRST_RETRY_S
+        while True:
+            try:
+                client = await self._connect()
+            except (NatsError, OSError, TimeoutError) as error:
+                self._tell_unavailable(_reason(error))
+                await asyncio.sleep(pause * (0.5 + self._chance() / 2))
+                pause = min(pause * 2, LONGEST_RETRY_S)
+                continue
+            pause = FIRST_RETRY_S
+            try:
+                await self._serve(client)
+            finally:
+                self._client = self._publisher = self._pull = None
+                with suppress(NatsError, OSError, TimeoutError):
+                    await client.close()
+
+    async def _connect(self) -> Client:
+        client = _TolerantClient()
+        servers = [*self._options.connect["servers"], *sorted(self._known_servers)]
+        self._session_over.clear()
+        try:
+            await client.connect(
+                **{**self._options.connect, "servers": servers},
+                name="timer-service",
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                ping_interval=PING_INTERVAL_S,
+                error_cb=self._on_error,
+                closed_cb=self._on_closed,
+            )
+        except BaseException as error:
+            with suppress(NatsError, OSError, TimeoutError):
+                await client.close()
+            if not self._connected_before and _is_refusal(error):
+                raise BrokerRefused(
+                    f"the broker at {', '.join(servers)} does not accept our credentials ({error}): check "
+                    "TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
+                ) from error
+            raise
+        self._connected_before = True
+        self._known_servers |= {url.geturl() for url in client.discovered_servers}
+        return client
+
+    async def _serve(self, client: Client) -> None:
+        """Use one connection until it is lost."""
+        publisher = Publisher(client, stream_missing=self._session_over.set)
+        jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
+        try:
+            await publisher.start()
+            self._client, self._publisher = client, publisher
+            pause = FIRST_RETRY_S
+            while not client.is_closed:
+                try:
+                    await self._prepare(client, jetstream)
+                except (NatsError, OSError, TimeoutError) as error:
+                    self._tell_unavailable(_reason(error))
+                    await self._pause(pause)
+                    pause = min(pause * 2, LONGEST_RETRY_S)
+                    continue
+                pause = FIRST_RETRY_S
+                self._tell_available(client)
+                await self._watch()
+                await self._stop_pulling()
+                # The consumer or a stream is gone but the broker is not: do not ask too often.
+                await asyncio.sleep(RECOVERY_PAUSE_S)
+        except (NatsError, OSError) as error:
+            self._tell_unavailable(_reason(error))
+        finally:
+            publisher.connection_lost()
+
+    async def _prepare(self, client: Client, jetstream: JetStreamContext) -> None:
+        """Ensure streams and consumer, and start to pull."""
+        self._session_over.clear()
+        options = self._options
+        stream, warnings = await ensure_streams(jetstream, self._subjects, self._names, options.replicas)
+        for warning in warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("stream.unsafe", detail=warning)
+        await ensure_consumer(
+            jetstream,
+            self._subjects,
+            self._names,
+            ack_wait_s=options.ack_wait_s,
+            max_ack_pending=max(MIN_ACK_PENDING, BATCHES_IN_HAND * options.batch_size),
+        )
+        if stream.created is None:
+            raise NatsError("the broker does not say when the command stream was created")
+        created_us = round((stream.created - EPOCH).total_seconds() * 1_000_000)
+        self._stream_created_us = created_us
+        prefix = f"$JS.{options.domain}.API" if options.domain else "$JS.API"
+        self._pull = CommandPull(
+            client,
+            f"{prefix}.CONSUMER.MSG.NEXT.{self._names.commands}.{CONSUMER_NAME}",
+            batch_size=options.batch_size,
+            deliver=lambda message: self._deliver(message, created_us),
+            has_room=lambda: len(self._buffer) < 2 * options.batch_size,
+            consumer_lost=self._consumer_lost,
+        )
+        await self._pull.start()
+
+    async def _watch(self) -> None:
+        """Wait until the connection, the consumer or a stream is gone; keep pulls going meanwhile."""
+        while not self._session_over.is_set():
+            await self._pause(WATCH_INTERVAL_S)
+            if self._pull is not None and not self._session_over.is_set():
+                await self._pull.top_up()
+
+    async def _stop_pulling(self) -> None:
+        pull, self._pull = self._pull, None
+        if pull is not None and self._client is not None and not self._client.is_closed:
+            with suppress(NatsError, OSError):
+                await pull.stop()
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._session_over.wait()
+
+    @property
+    def _domain(self) -> dict[str, str]:
+        return {"domain": self._options.domain} if self._options.domain else {}
+
+    def _deliver(self, message: Msg, stream_created_us: int) -> None:
+        delivery = read_delivery(message.reply)
+        position = Position(stream_created_us, delivery.sequence)
+        command, refused = None, None
+        try:
+            command = codec.decode_command(self._subjects, message.subject, message.data, position)
+        except CommandRefused as refusal:
+            refused = (refusal, message.subject, message.data)
+        self._buffer.append(
+            _Incoming(message.reply, position, delivery.times_delivered > 1, command, refused)
+        )
+        self._arrived.set()
+
+    async def answer(self, replies: Sequence[tuple[_Incoming, bytes]]) -> None:
+        """Send acknowledgements; losing one only means that its message comes again."""
+        client = self._client
+        if client is None:
+            return
+        with suppress(NatsError, OSError):
+            for incoming, word in replies:
+                # In a stream made anew the same sequence is another message: leave that one alone.
+                if incoming.position.stream_created_us == self._stream_created_us:
+                    await client.publish(incoming.reply, word)
+
+    async def dead_letter(self, refused: Sequence[_Incoming]) -> list[Refusal]:
+        """Write letters, then terminate the messages whose letter the broker confirmed."""
+        publisher, client = self._publisher, self._client
+        if publisher is None or client is None:
+            return []
+        max_bytes = client.max_payload - LETTER_MARGIN_BYTES
+        results = await publisher.publish([self._letter(incoming, max_bytes) for incoming in refused])
+        again = b"-NAK " + json.dumps({"delay": LETTER_RETRY_S * 1_000_000_000}).encode()
+        written = [result.outcome is Published.CONFIRMED for result in results]
+        await self.answer(
+            [(incoming, b"+TERM" if ok else again) for incoming, ok in zip(refused, written, strict=True)]
+        )
+        for incoming, result in zip(refused, results, strict=True):
+            if result.outcome is not Published.CONFIRMED:
+                log.warning("deadletter.delayed", sequence=incoming.position.sequence, detail=result.detail)
+        return [_as_refusal(incoming) for incoming, ok in zip(refused, written, strict=True) if ok]
+
+    def _letter(self, incoming: _Incoming, max_bytes: int) -> Outgoing:
+        assert incoming.refused is not None
+        refusal, subject, body = incoming.refused
+        position = incoming.position
+        letter = codec.encode_dead_letter(
+            refusal,
+            subject=subject,
+            stream=self._names.commands,
+            sequence=position.sequence,
+            received_at=self._clock.now(),
+            body=body,
+            max_bytes=max_bytes,
+        )
+        # The id is the message's own place in the stream, so that a second letter is dropped.
+        return Outgoing(
+            self._subjects.dead_letter(self._subjects.tenant_of(subject)),
+            letter,
+            f"{self._names.commands}-{position.stream_created_us}-{position.sequence}",
+        )
+
+    def _consumer_lost(self, detail: str) -> None:
+        self._tell_unavailable(f"the command consumer is gone: {detail}")
+        self._session_over.set()
+
+    async def _on_closed(self) -> None:
+        if self._publisher is not None:
+            self._publisher.connection_lost()
+            self._tell_unavailable("the connection was lost")
+        self._session_over.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        if self._publisher is None:
+            return  # While connecting: keep_session tells of it.
+        log.warning("broker.error", detail=_reason(error))
+        self._publisher.error_reported(error)
+
+    def _tell_unavailable(self, reason: str) -> None:
+        """Say it once per change of state, not per try."""
+        if self._told is None:
+            log.warning(
+                "broker.unavailable", detail=reason, servers=_public(self._options.connect["servers"])
+            )
+        self._told = reason
+
+    def _tell_available(self, client: Client) -> None:
+        self._told = None
+        url, version = client.connected_url, client.connected_server_version
+        log.info(
+            "broker.connected",
+            server=url.netloc.rpartition("@")[2] if url else "",
+            version=f"{version.major}.{version.minor}.{version.patch}",
+        )
+
+
+class _NatsBatch:
+    """Messages that were at hand together."""
+
+    def __init__(self, bus: NatsEventBus, messages: Sequence[_Incoming]) -> None:
+        self._bus = bus
+        self._accepted = [m for m in messages if m.command is not None]
+        self._refused = [m for m in messages if m.command is None]
+        self.commands = [m.command for m in messages if m.command is not None]
+        self.redelivered = sum(m.redelivered for m in messages)
+
+    async def acknowledge(self) -> None:
+        await self._bus.answer([(message, b"+ACK") for message in self._accepted])
+
+    async def dead_letter(self) -> Sequence[Refusal]:
+        return await self._bus.dead_letter(self._refused) if self._refused else []
+
+
+class _TolerantClient(Client):
+    """A client that survives a subject which is not UTF-8; the stock one stops reading for good."""
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return Msg(
+            _client=self,
+            subject=subject.decode("utf-8", "backslashreplace"),
+            reply=reply.decode("utf-8", "backslashreplace"),
+            data=data,
+            headers=headers,
+            _sid=sid,
+        )
+
+
+def _as_refusal(incoming: _Incoming) -> Refusal:
+    assert incoming.refused is not None
+    refusal, subject, _ = incoming.refused
+    return Refusal(refusal.reason, refusal.detail, subject, incoming.position.sequence)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    text = str(error).lower()
+    return "authorization" in text or "authentication" in text
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, NoServersError):
+        return "no server answers"
+    return str(error) or type(error).__name__
+
+
+def _public(servers: Sequence[str]) -> list[str]:
+    """Return the addresses without the credentials that a URL may hold."""
+    return [
+        f"{scheme}://{rest.rpartition('@')[2]}" for scheme, _, rest in (s.partition("://") for s in servers)
+    ]

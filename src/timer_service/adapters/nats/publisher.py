@@ -1,0 +1,123 @@
+"""Pipelined publishing: all of a batch goes out before the first confirmation comes in."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
+
+from timer_service.ports.event_bus import Published, PublishResult
+
+CONFIRM_TIMEOUT_S: Final = 5.0
+
+_CONFIRMED: Final = PublishResult(Published.CONFIRMED)
+_UNANSWERED: Final = PublishResult(Published.UNANSWERED, f"no confirmation within {CONFIRM_TIMEOUT_S:g} s")
+_DISCONNECTED: Final = PublishResult(Published.DISCONNECTED, "the connection was lost")
+_NO_STREAM: Final = "no stream takes this subject"
+_FORBIDDEN: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message on its way out."""
+
+    subject: str
+    body: bytes
+    message_id: str
+
+
+class _Pending:
+    """A batch that waits for its confirmations."""
+
+    def __init__(self, messages: Sequence[Outgoing]) -> None:
+        self.messages = messages
+        self.results: list[PublishResult | None] = [None] * len(messages)
+        self.missing = len(messages)
+        self.settled = asyncio.Event()
+
+    def settle(self, index: int, result: PublishResult) -> None:
+        if self.results[index] is None:
+            self.results[index] = result
+            self.missing -= 1
+            if self.missing == 0:
+                self.settled.set()
+
+    def settle_rest(self, result: PublishResult, subject: str | None = None) -> None:
+        for index, message in enumerate(self.messages):
+            if subject is None or message.subject == subject:
+                self.settle(index, result)
+
+
+class Publisher:
+    """Publish to streams over one connection; every wait has an end."""
+
+    def __init__(self, client: Client, stream_missing: Callable[[], None]) -> None:
+        self._client = client
+        self._stream_missing = stream_missing
+        self._inbox = client.new_inbox()
+        self._pending: dict[int, _Pending] = {}
+        self._batches = 0
+
+    async def start(self) -> None:
+        """Listen for confirmations."""
+        await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
+        """Send all messages and wait for what becomes of each."""
+        self._batches += 1
+        number, pending = self._batches, _Pending(messages)
+        self._pending[number] = pending
+        try:
+            # A confirmation without a limit would hold the batch for ever once the broker is gone.
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                for index, message in enumerate(messages):
+                    await self._send(message, f"{self._inbox}.{number}.{index}", pending, index)
+                await pending.settled.wait()
+        except TimeoutError:
+            pending.settle_rest(_UNANSWERED)
+        except (NatsError, OSError):
+            pending.settle_rest(_DISCONNECTED)
+        finally:
+            del self._pending[number]
+        return [result or _DISCONNECTED for result in pending.results]
+
+    async def _send(self, message: Outgoing, reply: str, pending: _Pending, index: int) -> None:
+        headers = {"Nats-Msg-Id": message.message_id}
+        try:
+            await self._client.publish(message.subject, message.body, reply=reply, headers=headers)
+        except MaxPayloadError:
+            pending.settle(index, PublishResult(Published.REJECTED, "larger than the broker's max_payload"))
+
+    def connection_lost(self) -> None:
+        """Stop waiting for answers that cannot come any more."""
+        for pending in self._pending.values():
+            pending.settle_rest(_DISCONNECTED)
+
+    def error_reported(self, error: Exception) -> None:
+        """Fail at once what the broker says we may not publish; it sends no other answer."""
+        match = _FORBIDDEN.search(str(error))
+        if match:
+            for pending in self._pending.values():
+                pending.settle_rest(PublishResult(Published.REJECTED, str(error)), match[1])
+
+    async def _on_answer(self, message: Msg) -> None:
+        _, number, index = message.subject.rsplit(".", 2)
+        pending = self._pending.get(int(number))
+        if pending is not None:
+            pending.settle(int(index), self._read(message))
+
+    def _read(self, message: Msg) -> PublishResult:
+        if message.headers and message.headers.get("Status") == "503":
+            self._stream_missing()
+            return PublishResult(Published.REJECTED, _NO_STREAM)
+        answer = json.loads(message.data)
+        if "error" in answer:
+            error = answer["error"]
+            return PublishResult(Published.REJECTED, f"{error.get('description')} ({error.get('err_code')})")
+        return _CONFIRMED

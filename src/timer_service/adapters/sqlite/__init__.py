@@ -1,0 +1,1 @@
+"""The timer store on a SQLite file."""

@@ -1,0 +1,426 @@
+"""Timers in one SQLite file, owned by one process."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from heapq import merge
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.adapters.sqlite.schema import migrate
+from timer_service.domain import timer as rules
+from timer_service.domain.errors import (
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+    TimerServiceError,
+    TransientError,
+)
+from timer_service.domain.messages import (
+    Command,
+    CorrelationId,
+    DueTimeReached,
+    Position,
+    ServiceCallId,
+    TenantId,
+)
+from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerKey, TimerQuery
+
+BUSY_TIMEOUT_MS: Final = 5_000
+CACHE_KIB: Final = 16_384
+WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+OLDEST_SQLITE: Final = (3, 38, 0)
+"""STRICT tables came with 3.37, JSON functions in every build with 3.38."""
+
+_COLUMNS: Final = (
+    "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
+    "reached_at, cancelled_at, stream_created_us, stream_sequence"
+)
+
+# The rows that a batch of commands is about, found by primary key.
+_LOAD: Final = f"""
+SELECT {", ".join("t." + column for column in _COLUMNS.split(", "))}
+FROM json_each(?) AS wanted
+CROSS JOIN timer_schedules AS t
+  ON t.tenant_id = json_extract(wanted.value, '$[0]')
+ AND t.service_call_id = json_extract(wanted.value, '$[1]')
+"""  # noqa: S608 - the column list is a constant
+
+# Rows as the domain's rules left them.
+_SAVE: Final = f"""
+INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
+  state = excluded.state, due_at = excluded.due_at, generation = excluded.generation,
+  correlation_id = excluded.correlation_id, reached_at = excluded.reached_at,
+  cancelled_at = excluded.cancelled_at, stream_created_us = excluded.stream_created_us,
+  stream_sequence = excluded.stream_sequence
+"""  # noqa: S608 - the column list is a constant
+
+# The poll: what is due, oldest first, without what is held back.
+FIND_DUE: Final = """
+SELECT tenant_id, service_call_id, due_at, generation, correlation_id
+FROM timer_schedules
+WHERE state = 'Scheduled' AND due_at <= :now
+  AND tenant_id NOT IN (SELECT value FROM json_each(:held_tenants))
+  AND (tenant_id, service_call_id) NOT IN (
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:held_timers))
+ORDER BY due_at
+LIMIT :limit
+"""
+
+# Under backlog: every tenant that has something due, one index search each.
+FIND_DUE_TENANTS: Final = """
+WITH RECURSIVE tenant(id) AS (
+  SELECT min(tenant_id) FROM timer_schedules
+  UNION ALL
+  SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > tenant.id)
+  FROM tenant WHERE tenant.id IS NOT NULL
+)
+SELECT id FROM tenant
+WHERE id NOT IN (SELECT value FROM json_each(:held_tenants))
+  AND EXISTS (
+    SELECT 1 FROM timer_schedules
+    WHERE tenant_id = tenant.id AND state = 'Scheduled' AND due_at <= :now)
+"""
+
+# Under backlog: the oldest few of each of these tenants.
+FIND_DUE_IN_TURNS: Final = """
+SELECT t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id
+FROM json_each(:tenants) AS tenant
+CROSS JOIN timer_schedules AS t
+  ON t.tenant_id = tenant.value
+ AND t.service_call_id IN (
+    SELECT service_call_id FROM timer_schedules
+    WHERE tenant_id = tenant.value AND state = 'Scheduled' AND due_at <= :now
+      AND (tenant_id, service_call_id) NOT IN (
+        SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:held_timers))
+    ORDER BY due_at LIMIT :turn)
+ORDER BY t.due_at
+LIMIT :limit
+"""
+
+# Publishing is done; the generation guard leaves alone what was rescheduled meanwhile.
+_MARK_REACHED: Final = """
+UPDATE timer_schedules SET state = 'Reached', reached_at = ?
+WHERE tenant_id = ? AND service_call_id = ? AND state = 'Scheduled' AND generation = ?
+"""
+
+NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
+
+_GET: Final = f"SELECT {_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
+
+# A page of one tenant's timers in one state, in index order.
+LIST_BY_STATE: Final = f"""
+SELECT {_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_tenant
+WHERE tenant_id = :tenant AND state = :state AND due_at >= :due_from AND due_at < :due_before
+  AND (due_at, service_call_id) > (:after_due, :after_id)
+ORDER BY due_at, service_call_id
+LIMIT :limit
+"""  # noqa: S608
+
+# The few timers of one request.
+LIST_BY_CORRELATION: Final = f"""
+SELECT {_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_correlation
+WHERE correlation_id = :correlation AND tenant_id = :tenant AND state = :state
+  AND due_at >= :due_from AND due_at < :due_before
+  AND (due_at, service_call_id) > (:after_due, :after_id)
+ORDER BY due_at, service_call_id
+LIMIT :limit
+"""  # noqa: S608
+
+# Retention, oldest first and bounded, so that it never holds up firing.
+PURGE: Final = """
+DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
+  SELECT tenant_id, service_call_id FROM timer_schedules
+  WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at) < ?
+  ORDER BY coalesce(reached_at, cancelled_at)
+  LIMIT ?)
+"""
+
+_BEFORE_ALL: Final = ""
+_AFTER_ALL: Final = "~"
+
+
+@asynccontextmanager
+async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIterator["SqliteTimerStore"]:
+    """Own the file, bring its schema up to date and open it; give it back at the end."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: {oldest} or newer is needed")
+    path = path.resolve()
+    with sole_owner(path):
+        async with _connect(path) as writer:
+            try:
+                with _translated(path):
+                    await _prepare(writer, path, _text(now()))
+            except TransientError as error:
+                raise StoreFailed(f"cannot write at start: {error}") from error
+            async with _connect(path, read_only=True) as reader:
+                yield SqliteTimerStore(path, writer, reader)
+
+
+class SqliteTimerStore:
+    """The timer store on SQLite: one connection writes, another only reads.
+
+    One writer, because SQLite before 3.51.3 can corrupt a WAL that two connections write or checkpoint
+    at once, and because a second writer would only wait for the first.
+    """
+
+    def __init__(self, path: Path, writer: aiosqlite.Connection, reader: aiosqlite.Connection) -> None:
+        self._path = path
+        self._writer = writer
+        self._reader = reader
+        self._writing = asyncio.Lock()
+
+    async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        """Load the rows concerned, apply the domain's rules in order, save what changed."""
+        outcomes: list[Outcome] = []
+        async with self._transaction():
+            timers = await self._load({(c.tenant_id, c.service_call_id) for c in commands})
+            changed: dict[TimerKey, Timer] = {}
+            for command in commands:
+                key = (command.tenant_id, command.service_call_id)
+                before = timers.get(key)
+                timers[key], outcome = rules.apply(before, command, now)
+                if timers[key] is not before:
+                    changed[key] = timers[key]
+                outcomes.append(outcome)
+            if changed:
+                await self._writer.executemany(_SAVE, [_row(timer) for timer in changed.values()])
+        return outcomes
+
+    @asynccontextmanager
+    async def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AsyncIterator[Claim]:
+        """Read what is due: this process owns the file, so nobody else can claim it."""
+        parameters = {
+            "now": _text(now),
+            "limit": limit + 1,
+            "held_tenants": json.dumps(sorted(held_back.tenants)),
+            "held_timers": json.dumps(sorted(held_back.timers)),
+        }
+        oldest = await self._read(FIND_DUE, parameters)
+        more = len(oldest) > limit
+        if more:
+            oldest = _fill_up(await self._take_turns(parameters, limit), oldest, limit)
+        yield _SqliteClaim(self, [_due_timer(row) for row in oldest], more)
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        """Return the earliest due time later than `after`."""
+        rows = await self._read(NEXT_DUE, (_text(after),))
+        return _moment(rows[0][0])
+
+    async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
+        """Return one timer."""
+        rows = await self._read(_GET, (tenant_id, service_call_id))
+        return _timer(rows[0]) if rows else None
+
+    async def list_timers(self, query: TimerQuery) -> list[Timer]:
+        """Merge one index-ordered page per state, so that no list ever sorts a tenant's whole history."""
+        sql = LIST_BY_STATE if query.correlation_id is None else LIST_BY_CORRELATION
+        after_due, after_id = query.after or (None, "")
+        parameters = {
+            "tenant": query.tenant_id,
+            "correlation": query.correlation_id,
+            "due_from": _text(query.due_from) if query.due_from else _BEFORE_ALL,
+            "due_before": _text(query.due_before) if query.due_before else _AFTER_ALL,
+            "after_due": _text(after_due) if after_due else _BEFORE_ALL,
+            "after_id": after_id,
+            "limit": query.limit,
+        }
+        states = [query.state] if query.state else list(TimerState)
+        pages = [await self._read(sql, {**parameters, "state": state.value}) for state in states]
+        rows = merge(*pages, key=lambda row: (row[3], row[1]))
+        return [_timer(row) for row, _ in zip(rows, range(query.limit), strict=False)]
+
+    async def purge(self, ended_before: datetime, limit: int) -> int:
+        """Delete a bounded number of timers that ended before a moment."""
+        async with self._transaction():
+            cursor = await self._writer.execute(PURGE, (_text(ended_before), limit))
+            return cursor.rowcount
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        """Mark each timer whose published generation still stands."""
+        async with self._transaction():
+            cursor = await self._writer.executemany(
+                _MARK_REACHED,
+                [(_text(e.reached_at), e.tenant_id, e.service_call_id, e.generation) for e in events],
+            )
+            return cursor.rowcount
+
+    async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
+        rows = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
+        timers = map(_timer, rows)
+        return {(timer.tenant_id, timer.service_call_id): timer for timer in timers}
+
+    async def _take_turns(self, parameters: dict[str, Any], limit: int) -> list[tuple[Any, ...]]:
+        tenants = [row[0] for row in await self._read(FIND_DUE_TENANTS, parameters)]
+        turn = -(-limit // max(len(tenants), 1))
+        return await self._read(
+            FIND_DUE_IN_TURNS,
+            {**parameters, "limit": limit, "tenants": json.dumps(tenants), "turn": turn},
+        )
+
+    async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        with _translated(self._path):
+            return list(await self._reader.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        """Run the block in one write transaction, durable when it ends, undone where it raises."""
+        async with self._writing:
+            with _translated(self._path):
+                try:
+                    await self._writer.execute("BEGIN IMMEDIATE")
+                    yield
+                    await self._writer.execute("COMMIT")
+                except BaseException:
+                    # Also after a failed COMMIT, and where SQLite has rolled back by itself.
+                    with suppress(sqlite3.Error):
+                        await self._writer.execute("ROLLBACK")
+                    raise
+
+
+@dataclass(frozen=True, slots=True)
+class _SqliteClaim:
+    _store: SqliteTimerStore
+    timers: Sequence[DueTimer]
+    more: bool
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        return await self._store.mark_reached(events)
+
+
+@asynccontextmanager
+async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosqlite.Connection]:
+    """Open a connection in autocommit mode: every transaction is written out in this file."""
+    uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
+    with _translated(path):
+        connection = await aiosqlite.connect(uri, uri=True, isolation_level=None, cached_statements=64)
+    try:
+        with _translated(path):
+            await connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            await connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            await connection.execute("PRAGMA temp_store = MEMORY")
+        yield connection
+    finally:
+        with suppress(sqlite3.Error):
+            await connection.close()
+
+
+async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+    # Before the first table: space freed by retention can then be given back step by step.
+    await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    await writer.execute("PRAGMA journal_mode = WAL")
+    # FULL: an acknowledged timer survives a power cut. NORMAL would lose the last commits.
+    await writer.execute("PRAGMA synchronous = FULL")
+    await writer.execute("PRAGMA foreign_keys = ON")
+    await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+    await migrate(writer, path, now)
+    await _write_once(writer)
+
+
+async def _write_once(writer: aiosqlite.Connection) -> None:
+    """Fail at start, not at the first command, where the disk is full or read-only."""
+    await writer.execute("BEGIN IMMEDIATE")
+    await writer.execute("UPDATE timer_migrations SET name = name")
+    await writer.execute("COMMIT")
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except TimerServiceError:
+        raise
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+
+
+def _translate(error: sqlite3.Error, path: Path) -> TimerServiceError:
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    what = f"{path}: {error} ({name})"
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:
+        return StoreFull(what)  # The WAL's index could not grow.
+    match code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusy(what)
+        case sqlite3.SQLITE_FULL:
+            return StoreFull(what)
+        case sqlite3.SQLITE_CORRUPT:
+            return StoreFailed(f"{what}: the database is corrupt; restore it from a backup")
+        case sqlite3.SQLITE_NOTADB:
+            return StoreFailed(f"{what}: TIMER_DB_PATH must name a SQLite database or a new file")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return StoreFailed(f"{what}: TIMER_DB_PATH must be a file this user may create and write")
+    # After a failed fsync nobody knows what is on disk: never try the COMMIT again, start over from it.
+    return StoreFailed(f"{what}: the store failed; restart once the disk is well")
+
+
+def _fill_up(
+    turns: list[tuple[Any, ...]], oldest: list[tuple[Any, ...]], limit: int
+) -> list[tuple[Any, ...]]:
+    """Give the turns that small tenants did not need to the oldest of the rest."""
+    taken = {row[:2] for row in turns}
+    spare = [row for row in oldest if row[:2] not in taken][: limit - len(turns)]
+    return list(merge(turns, spare, key=lambda row: str(row[2])))
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _row(timer: Timer) -> tuple[Any, ...]:
+    return (
+        timer.tenant_id,
+        timer.service_call_id,
+        timer.state.value,
+        _text(timer.due_at) if timer.due_at else None,
+        timer.generation,
+        _text(timer.registered_at),
+        timer.correlation_id,
+        _text(timer.reached_at) if timer.reached_at else None,
+        _text(timer.cancelled_at) if timer.cancelled_at else None,
+        timer.position.stream_created_us,
+        timer.position.sequence,
+    )
+
+
+def _timer(row: Sequence[Any]) -> Timer:
+    return Timer(
+        tenant_id=TenantId(row[0]),
+        service_call_id=ServiceCallId(row[1]),
+        state=TimerState(row[2]),
+        due_at=_moment(row[3]),
+        generation=row[4],
+        registered_at=datetime.fromisoformat(row[5]),
+        correlation_id=None if row[6] is None else CorrelationId(row[6]),
+        reached_at=_moment(row[7]),
+        cancelled_at=_moment(row[8]),
+        position=Position(row[9], row[10]),
+    )
+
+
+def _due_timer(row: Sequence[Any]) -> DueTimer:
+    return DueTimer(
+        tenant_id=TenantId(row[0]),
+        service_call_id=ServiceCallId(row[1]),
+        due_at=datetime.fromisoformat(row[2]),
+        generation=row[3],
+        correlation_id=None if row[4] is None else CorrelationId(row[4]),
+    )

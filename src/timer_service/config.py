@@ -1,0 +1,206 @@
+"""Every setting, from the environment or a `.env` file."""
+
+import difflib
+import os
+import ssl
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from timer_service.domain.errors import InvalidConfiguration
+
+ENV_PREFIX = "TIMER_"
+_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
+_A_FILE = "a file that this user may read"
+
+
+def _readable_file(path: Path) -> Path:
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise ValueError("no such file")
+    return path
+
+
+def _server_list(text: str) -> str:
+    servers = [part.strip() for part in text.split(",")]
+    if not all(server.startswith(_SCHEMES) and len(server) > len("wss://") for server in servers):
+        raise ValueError("not a list of servers")
+    return ",".join(servers)
+
+
+ReadableFile = Annotated[Path, AfterValidator(_readable_file)]
+
+
+def _setting(default: Any, description: str, allowed: str, **constraints: Any) -> Any:
+    """Describe a setting: `allowed` is what an error tells the user."""
+    return Field(default, description=description, json_schema_extra={"allowed": allowed}, **constraints)
+
+
+class Settings(BaseSettings):
+    """The service's settings; each is the environment variable TIMER_<NAME>."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    polling_interval: int = _setting(
+        5_000,
+        "How long the worker sleeps at the most, in milliseconds",
+        "a whole number of milliseconds from 10 to 3600000",
+        ge=10,
+        le=3_600_000,
+    )
+    batch_size: int = _setting(
+        1_000,
+        "How many commands or timers are handled in one transaction at the most",
+        "a whole number from 1 to 10000",
+        ge=1,
+        le=10_000,
+    )
+    precise_wakeup: bool = _setting(
+        default=True,
+        description="Wake when the next timer is due; if not, timers fire at the next poll",
+        allowed="true or false",
+    )
+    db_path: Path = _setting(
+        Path("./event_service.db"), "The SQLite file that holds the timers", "the path of a file"
+    )
+    broker_url: Annotated[str, AfterValidator(_server_list)] = _setting(
+        "nats://localhost:4222",
+        "The NATS servers, separated by commas",
+        "one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas",
+    )
+    broker_user: str | None = _setting(None, "User name", "a text; together with TIMER_BROKER_PASSWORD")
+    broker_password: SecretStr | None = _setting(None, "Password", "a text; together with TIMER_BROKER_USER")
+    broker_token: SecretStr | None = _setting(None, "Token", "a text")
+    broker_creds: ReadableFile | None = _setting(None, "Credentials file (JWT and seed)", _A_FILE)
+    broker_nkey: ReadableFile | None = _setting(None, "File with the NKey seed", _A_FILE)
+    broker_tls_ca: ReadableFile | None = _setting(
+        None, "CA certificates to trust instead of the system's", _A_FILE
+    )
+    broker_tls_cert: ReadableFile | None = _setting(None, "Client certificate", _A_FILE)
+    broker_tls_key: ReadableFile | None = _setting(None, "Key of the client certificate", _A_FILE)
+    jetstream_domain: str | None = _setting(
+        None, "JetStream domain", "letters, digits, _ and -", pattern=r"^[A-Za-z0-9_-]+$"
+    )
+    subject_prefix: str = _setting(
+        "timer",
+        "First token of every subject; the streams are named after it",
+        "tokens of letters, digits, _ and -, separated by dots",
+        pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
+    )
+    stream_replicas: int = _setting(
+        1, "Replicas of the streams that the service creates", "a whole number from 1 to 5", ge=1, le=5
+    )
+    ack_wait: int = _setting(
+        10_000,
+        "After how long the broker delivers an unacknowledged command again, in milliseconds",
+        "a whole number of milliseconds from 1000 to 3600000",
+        ge=1_000,
+        le=3_600_000,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "What to log", "one of debug, info, warning, error"
+    )
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "auto", "How to log; auto is console on a terminal and JSON elsewhere", "one of auto, json, console"
+    )
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if (self.broker_user is None) != (self.broker_password is None):
+            raise ValueError("TIMER_BROKER_USER and TIMER_BROKER_PASSWORD must be set together")
+        if (self.broker_tls_cert is None) != (self.broker_tls_key is None):
+            raise ValueError("TIMER_BROKER_TLS_CERT and TIMER_BROKER_TLS_KEY must be set together")
+        ways = {
+            "TIMER_BROKER_USER": self.broker_user,
+            "TIMER_BROKER_TOKEN": self.broker_token,
+            "TIMER_BROKER_CREDS": self.broker_creds,
+            "TIMER_BROKER_NKEY": self.broker_nkey,
+        }
+        chosen = [name for name, value in ways.items() if value is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"only one of {', '.join(chosen)} may be set")
+        return self
+
+    def nats_connect_options(self) -> dict[str, Any]:
+        """Return the arguments of `nats.connect` that these settings stand for."""
+        options: dict[str, Any] = {"servers": self.broker_url.split(",")}
+        if self.broker_user is not None and self.broker_password is not None:
+            options |= {"user": self.broker_user, "password": self.broker_password.get_secret_value()}
+        if self.broker_token is not None:
+            options["token"] = self.broker_token.get_secret_value()
+        if self.broker_creds is not None:
+            options["user_credentials"] = str(self.broker_creds)
+        if self.broker_nkey is not None:
+            options["nkeys_seed"] = str(self.broker_nkey)
+        if self.broker_tls_ca or self.broker_tls_cert:
+            options["tls"] = self._tls_context()
+        return options
+
+    def _tls_context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.broker_tls_ca)
+            if self.broker_tls_cert and self.broker_tls_key:
+                context.load_cert_chain(self.broker_tls_cert, self.broker_tls_key)
+        except (ssl.SSLError, OSError) as error:
+            raise InvalidConfiguration(
+                f"TIMER_BROKER_TLS_CA, _CERT and _KEY must be PEM files that belong together: {error}"
+            ) from error
+        return context
+
+    def shown(self) -> dict[str, str]:
+        """Return every variable with its value as a person may see it, secrets masked."""
+        return {env_name(name): _masked(name, getattr(self, name)) for name in type(self).model_fields}
+
+
+def env_name(field: str) -> str:
+    """Return the environment variable of a setting."""
+    return (ENV_PREFIX + field).upper()
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the settings, or raise InvalidConfiguration that names every wrong value."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        raise InvalidConfiguration("; ".join(_explain(problem) for problem in error.errors())) from error
+
+
+def unknown_variables() -> list[str]:
+    """Return a hint for each TIMER_ variable in the environment that is no setting."""
+    known = [env_name(name) for name in Settings.model_fields]
+    hints = []
+    for name in sorted(os.environ):
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+            close = difflib.get_close_matches(name.upper(), known, n=1)
+            hints.append(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
+    return hints
+
+
+def _explain(problem: Any) -> str:
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    field = str(problem["loc"][0])
+    name = field.lower().removeprefix(ENV_PREFIX.lower())
+    extra = Settings.model_fields[name].json_schema_extra
+    allowed = extra["allowed"] if isinstance(extra, dict) else "another value"
+    value = "*****" if "SecretStr" in str(Settings.model_fields[name].annotation) else repr(problem["input"])
+    return f"{env_name(name)}={value}: must be {allowed}"
+
+
+def _masked(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, SecretStr):
+        return "*****"
+    if name == "broker_url":
+        return ",".join(_without_credentials(url) for url in str(value).split(","))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _without_credentials(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    _, at, address = rest.rpartition("@")
+    return f"{scheme}://*****@{address}" if at else url

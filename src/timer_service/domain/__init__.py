@@ -1,0 +1,1 @@
+"""The rules of a timer, free of any technology."""

@@ -1,0 +1,77 @@
+"""What callers say to the service and what it says to them."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import NewType
+from uuid import UUID
+
+TenantId = NewType("TenantId", str)
+ServiceCallId = NewType("ServiceCallId", str)
+CorrelationId = NewType("CorrelationId", str)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where a command stands among all commands: newer streams first, then the sequence."""
+
+    stream_created_us: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTimer:
+    """Wake me at this time; a repeated command moves the time."""
+
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+    due_at: datetime
+    correlation_id: CorrelationId | None
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """The timer is no longer wanted."""
+
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+    position: Position
+
+
+Command = ScheduleTimer | CancelTimer
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimeReached:
+    """The due time of one generation of a timer has come."""
+
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+    due_at: datetime
+    reached_at: datetime
+    generation: int
+    correlation_id: CorrelationId | None
+
+    @property
+    def id(self) -> UUID:
+        """Return the one id of this firing, the same however often it is published."""
+        return firing_id(self.tenant_id, self.service_call_id, self.generation, self.due_at)
+
+
+def epoch_ms(moment: datetime) -> int:
+    """Return the milliseconds since 1970, negative before it."""
+    return (moment - EPOCH) // _MILLISECOND
+
+
+def firing_id(tenant_id: TenantId, service_call_id: ServiceCallId, generation: int, due_at: datetime) -> UUID:
+    """Derive the UUIDv7 of a firing: its due time in front, a hash of its identity behind."""
+    due_ms = epoch_ms(due_at)
+    # Neither id can hold a line break, so two different firings never hash the same text.
+    identity = f"{tenant_id}\n{service_call_id}\n{generation}\n{due_ms}"
+    chance = int.from_bytes(sha256(identity.encode()).digest()[:10], "big")
+    rand_a, rand_b = chance >> 68, chance & ((1 << 62) - 1)
+    return UUID(int=max(due_ms, 0) << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b)

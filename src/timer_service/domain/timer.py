@@ -1,0 +1,146 @@
+"""The timer and its only legal transitions.
+
+(none)    ── schedule ──▶ Scheduled     generation 1
+(none)    ── cancel ────▶ Cancelled     remembered, generation 0
+Scheduled ── schedule ──▶ Scheduled     next generation where the due time differs
+Scheduled ── cancel ────▶ Cancelled
+Scheduled ── reached ───▶ Reached       final
+Cancelled ── schedule ──▶ Scheduled     next generation
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from timer_service.domain.messages import (
+    CancelTimer,
+    Command,
+    CorrelationId,
+    DueTimeReached,
+    Position,
+    ScheduleTimer,
+    ServiceCallId,
+    TenantId,
+)
+
+
+class TimerState(StrEnum):
+    """Where a timer is in its life."""
+
+    SCHEDULED = "Scheduled"
+    REACHED = "Reached"
+    CANCELLED = "Cancelled"
+
+
+class Outcome(StrEnum):
+    """What a command did to its timer."""
+
+    SCHEDULED = "scheduled"
+    RESCHEDULED = "rescheduled"
+    UNCHANGED = "unchanged"
+    CANCELLED = "cancelled"
+    ALREADY_CANCELLED = "already_cancelled"
+    ALREADY_REACHED = "already_reached"
+    NOT_FOUND = "not_found"
+    """A cancel of a timer that was never scheduled; it is remembered."""
+    SUPERSEDED = "superseded"
+    """An old command delivered again, or overtaken by a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """One timer of one tenant, for its whole life."""
+
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+    state: TimerState
+    due_at: datetime | None
+    """None only where a cancel came before any schedule."""
+    generation: int
+    """Counts the due times this timer has had; an event names the one it belongs to."""
+    registered_at: datetime
+    correlation_id: CorrelationId | None
+    reached_at: datetime | None
+    cancelled_at: datetime | None
+    position: Position
+    """The newest command that was applied; an older one changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimer:
+    """What firing needs of a timer whose time has come."""
+
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+    due_at: datetime
+    generation: int
+    correlation_id: CorrelationId | None
+
+    def reached(self, at: datetime) -> DueTimeReached:
+        """Return the event that tells of this firing."""
+        return DueTimeReached(
+            self.tenant_id, self.service_call_id, self.due_at, at, self.generation, self.correlation_id
+        )
+
+
+def apply(timer: Timer | None, command: Command, now: datetime) -> tuple[Timer, Outcome]:
+    """Return the timer as it is after the command, and what the command did."""
+    if timer is None:
+        return _first(command, now)
+    if timer.state is TimerState.REACHED:
+        return timer, Outcome.ALREADY_REACHED
+    if command.position <= timer.position:
+        return timer, Outcome.SUPERSEDED
+    if isinstance(command, ScheduleTimer):
+        return _schedule(timer, command)
+    return _cancel(timer, command, now)
+
+
+def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
+    """Return the timer as reached, or as it is where that generation no longer stands."""
+    if timer.state is not TimerState.SCHEDULED or timer.generation != generation:
+        return timer
+    return replace(timer, state=TimerState.REACHED, reached_at=at)
+
+
+def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
+    scheduled = isinstance(command, ScheduleTimer)
+    timer = Timer(
+        tenant_id=command.tenant_id,
+        service_call_id=command.service_call_id,
+        state=TimerState.SCHEDULED if scheduled else TimerState.CANCELLED,
+        due_at=command.due_at if isinstance(command, ScheduleTimer) else None,
+        generation=1 if scheduled else 0,
+        registered_at=now,
+        correlation_id=command.correlation_id if isinstance(command, ScheduleTimer) else None,
+        reached_at=None,
+        # A cancel of an unknown timer is remembered: the schedule that it overtook must not fire.
+        cancelled_at=None if scheduled else now,
+        position=command.position,
+    )
+    return timer, Outcome.SCHEDULED if scheduled else Outcome.NOT_FOUND
+
+
+def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
+    anew = timer.state is TimerState.CANCELLED
+    moved = anew or timer.due_at != command.due_at
+    scheduled = replace(
+        timer,
+        state=TimerState.SCHEDULED,
+        due_at=command.due_at,
+        generation=timer.generation + 1 if moved else timer.generation,
+        correlation_id=command.correlation_id or timer.correlation_id,
+        cancelled_at=None,
+        # Also where nothing else changes: a command that this one overtook must not undo it.
+        position=command.position,
+    )
+    if anew:
+        return scheduled, Outcome.SCHEDULED
+    return scheduled, Outcome.RESCHEDULED if moved else Outcome.UNCHANGED
+
+
+def _cancel(timer: Timer, command: CancelTimer, now: datetime) -> tuple[Timer, Outcome]:
+    if timer.state is TimerState.CANCELLED:
+        return replace(timer, position=command.position), Outcome.ALREADY_CANCELLED
+    cancelled = replace(timer, state=TimerState.CANCELLED, cancelled_at=now, position=command.position)
+    return cancelled, Outcome.CANCELLED

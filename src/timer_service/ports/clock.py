@@ -1,0 +1,23 @@
+"""Time, as the core sees it."""
+
+import asyncio
+from datetime import datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The only source of time and the only way to wait."""
+
+    def now(self) -> datetime:
+        """Return the present moment in UTC, cut down to the millisecond.
+
+        Cut down, never rounded: a timer must not look due before its millisecond has begun.
+        """
+        ...
+
+    async def wait(self, seconds: float, wake: asyncio.Event) -> None:
+        """Return when the event is set or the time has passed, whichever comes first.
+
+        The time is a span, not a moment: a stepped wall clock neither cuts it short nor stretches it.
+        """
+        ...

@@ -1,0 +1,83 @@
+"""The message bus, as the core sees it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from timer_service.domain.errors import RefusalReason
+from timer_service.domain.messages import Command, DueTimeReached
+
+
+class Published(Enum):
+    """What became of one publication."""
+
+    CONFIRMED = auto()
+    """The broker has it."""
+    REJECTED = auto()
+    """The broker answered that it will not take this one."""
+    UNANSWERED = auto()
+    """No answer in time: the broker may or may not have it."""
+    DISCONNECTED = auto()
+    """The connection was lost: the broker may or may not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """What became of one publication, and why."""
+
+    outcome: Published
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that was set aside, for the log."""
+
+    reason: RefusalReason
+    detail: str
+    subject: str
+    sequence: int
+
+
+class CommandBatch(Protocol):
+    """Messages that came in together, in the order of the stream."""
+
+    @property
+    def commands(self) -> Sequence[Command]:
+        """The valid commands."""
+        ...
+
+    @property
+    def redelivered(self) -> int:
+        """How many messages of the batch had been delivered before."""
+        ...
+
+    async def acknowledge(self) -> None:
+        """Tell the broker that every command is kept; if that is lost, they are delivered again."""
+        ...
+
+    async def dead_letter(self) -> Sequence[Refusal]:
+        """Write one letter for each message that is no valid command, then terminate it.
+
+        Returns what was set aside. What cannot be written now is delivered again later.
+        """
+        ...
+
+
+class EventBus(Protocol):
+    """Commands in, events out."""
+
+    async def receive(self) -> CommandBatch:
+        """Wait for messages and return those at hand, at least one.
+
+        Cancelling it loses nothing.
+        """
+        ...
+
+    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+        """Publish events, each under its own id, and tell what became of each, in the same order.
+
+        Publishing an event again is harmless: its id is the same. Raises BusUnavailable with nothing sent.
+        """
+        ...

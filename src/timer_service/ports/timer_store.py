@@ -1,0 +1,111 @@
+"""Where timers are kept, as the core sees it."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from timer_service.domain.messages import (
+    Command,
+    CorrelationId,
+    DueTimeReached,
+    ServiceCallId,
+    TenantId,
+)
+from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+
+TimerKey = tuple[TenantId, ServiceCallId]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What a claim passes over, because publishing it failed a moment ago."""
+
+    tenants: frozenset[TenantId] = frozenset()
+    timers: frozenset[TimerKey] = frozenset()
+
+
+NOTHING_HELD_BACK = HeldBack()
+
+
+@dataclass(frozen=True, slots=True)
+class TimerQuery:
+    """Which timers of one tenant to list."""
+
+    tenant_id: TenantId
+    state: TimerState | None = None
+    correlation_id: CorrelationId | None = None
+    due_from: datetime | None = None
+    """Inclusive."""
+    due_before: datetime | None = None
+    """Exclusive."""
+    after: tuple[datetime, ServiceCallId] | None = None
+    """The due time and id of the last timer of the page before."""
+    limit: int = 100
+
+
+class Claim(Protocol):
+    """A batch of due timers that is ours until the claim is left."""
+
+    @property
+    def timers(self) -> Sequence[DueTimer]:
+        """The claimed timers, oldest due first."""
+        ...
+
+    @property
+    def more(self) -> bool:
+        """Whether more timers were due than the claim holds."""
+        ...
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        """Mark, in one transaction, each timer whose published generation still stands.
+
+        Returns how many were marked. A timer that was rescheduled or cancelled meanwhile is left as it
+        is. Repeating it changes nothing. Raises TransientError with nothing marked.
+        """
+        ...
+
+
+class TimerStore(Protocol):
+    """The durable table of timers."""
+
+    async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        """Apply commands in the given order, all in one durable transaction, and say what each did.
+
+        Repeating it changes nothing: a command that is not newer than the last one applied to its timer
+        is superseded. Raises TransientError with nothing applied, as far as one can know.
+        """
+        ...
+
+    def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AbstractAsyncContextManager[Claim]:
+        """Claim up to `limit` scheduled timers with `due_at <= now`, oldest first.
+
+        Where more is due than the limit, tenants take turns, so that each tenant's oldest timers are
+        among the claimed. Leaving the context without marking gives the timers back at once.
+        """
+        ...
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        """Return the earliest due time later than `after` of all scheduled timers."""
+        ...
+
+    async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
+        """Return one timer."""
+        ...
+
+    async def list_timers(self, query: TimerQuery) -> list[Timer]:
+        """Return a page of one tenant's timers by due time, then id.
+
+        A cancel that came before any schedule has no due time and is not listed.
+        """
+        ...
+
+    async def purge(self, ended_before: datetime, limit: int) -> int:
+        """Delete up to `limit` timers that were reached or cancelled before a moment, oldest first.
+
+        Returns how many were deleted.
+        """
+        ...

@@ -1,0 +1,335 @@
+"""The JSON on the bus: strict about what we know, tolerant of what we do not.
+
+This module knows neither the domain nor the transport. docs/messages.md describes the same for callers.
+"""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Annotated, Any, Final, NoReturn
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError, from_json
+
+SCHEDULE_TIMER: Final = "ScheduleTimer"
+CANCEL_TIMER: Final = "CancelTimer"
+DUE_TIME_REACHED: Final = "DueTimeReached"
+COMMAND_TYPES: Final = (SCHEDULE_TIMER, CANCEL_TIMER)
+
+MAX_COMMAND_BYTES: Final = 65_536
+MAX_NESTING: Final = 32
+_MAX_QUOTED: Final = 80
+_LAST_MS_OF_9999: Final = 253_402_300_799_999
+
+TENANT_RULE: Final = "1 to 64 of A-Z a-z 0-9 _ -"
+SERVICE_CALL_RULE: Final = "1 to 255 characters, no whitespace or control characters"
+CORRELATION_RULE: Final = "1 to 255 characters, no control characters"
+TIME_RULE: Final = (
+    "an ISO 8601 date and time with an offset or Z, such as 2026-12-01T09:00:00+01:00, "
+    "in the years 0001 to 9999 in UTC"
+)
+UUID_RULE: Final = "a UUID such as 0192f0c1-2345-7abc-8def-0123456789ab"
+
+_TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SERVICE_CALL: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
+_CORRELATION: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_TIME: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]"
+    r"([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]+))?)?"
+    r"(?:([Zz])|([+-])([0-9]{2}):?([0-9]{2})?)"
+)
+
+
+class WireError(ValueError):
+    """A message that breaks a rule; `kind` is the dead letter's reason."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+
+
+def is_tenant_id(text: str) -> bool:
+    """Tell whether the text may stand as a tenant, in a message or in a subject."""
+    return _TENANT.fullmatch(text) is not None
+
+
+def is_service_call_id(text: str) -> bool:
+    """Tell whether the text may name a timer."""
+    return _SERVICE_CALL.fullmatch(text) is not None
+
+
+def is_correlation_id(text: str) -> bool:
+    """Tell whether the text may stand as a correlation id."""
+    return _CORRELATION.fullmatch(text) is not None
+
+
+def parse_time(text: str) -> datetime:
+    """Read a time with a zone as UTC, rounded up to the millisecond; raise ValueError otherwise."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be {TIME_RULE}")
+    year, month, day, hour, minute, second, fraction, _zulu, sign, offset_h, offset_m = match.groups()
+    try:
+        zone = UTC if sign is None else _offset(sign, int(offset_h), int(offset_m or 0))
+        local = datetime(
+            int(year), int(month), int(day), int(hour), int(minute), int(second or 0), tzinfo=zone
+        )
+        return local.astimezone(UTC) + _round_up(fraction)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"must be {TIME_RULE}: {error}") from error
+
+
+def format_time(moment: datetime) -> str:
+    """Write a UTC time with three decimals and `Z`."""
+    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
+
+
+def _offset(sign: str, hours: int, minutes: int) -> timezone:
+    if hours > 23 or minutes > 59:
+        raise ValueError("offset must be from -23:59 to +23:59")
+    span = timedelta(hours=hours, minutes=minutes)
+    return timezone(-span if sign == "-" else span)
+
+
+def _round_up(fraction: str | None) -> timedelta:
+    if fraction is None:
+        return timedelta()
+    milliseconds = int(fraction[:3].ljust(3, "0"))
+    # Up, never down: half a millisecond early is early.
+    return timedelta(milliseconds=milliseconds + 1 if fraction[3:].strip("0") else milliseconds)
+
+
+def _broken(rule: str, value: object) -> NoReturn:
+    raise PydanticCustomError("rule", "{rule}", {"rule": f"must be {rule} (got {_quoted(value)})"})
+
+
+def _quoted(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+
+
+def _matching(pattern: re.Pattern[str], rule: str) -> Any:
+    def check(value: object) -> object:
+        if not isinstance(value, str) or pattern.fullmatch(value) is None:
+            _broken(rule, value)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _time(value: object) -> datetime:
+    if not isinstance(value, str):
+        _broken(TIME_RULE, value)
+    try:
+        return parse_time(value)
+    except ValueError as error:
+        message = str(error).removeprefix("must be ")
+        _broken(message, value)
+
+
+TenantText = Annotated[str, _matching(_TENANT, TENANT_RULE)]
+ServiceCallText = Annotated[str, _matching(_SERVICE_CALL, SERVICE_CALL_RULE)]
+CorrelationText = Annotated[str, _matching(_CORRELATION, CORRELATION_RULE)]
+UuidText = Annotated[str, _matching(_UUID, UUID_RULE)]
+Time = Annotated[datetime, BeforeValidator(_time)]
+Opaque = Annotated[str, StringConstraints(strict=True)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Envelope(_Model):
+    """What every message has; the payload is read once the type is known."""
+
+    id: UuidText
+    type: Opaque
+    tenant_id: TenantText = Field(alias="tenantId")
+    timestamp_ms: int = Field(alias="timestampMs", ge=0, le=_LAST_MS_OF_9999)
+    payload: dict[str, Any]
+    aggregate_id: Opaque | None = Field(default=None, alias="aggregateId")
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+    causation_id: Opaque | None = Field(default=None, alias="causationId")
+
+
+class CancelTimerPayload(_Model):
+    """The payload of CancelTimer."""
+
+    tag: Opaque | None = Field(default=None, alias="_tag")
+    tenant_id: TenantText = Field(alias="tenantId")
+    service_call_id: ServiceCallText = Field(alias="serviceCallId")
+
+
+class ScheduleTimerPayload(CancelTimerPayload):
+    """The payload of ScheduleTimer."""
+
+    due_at: Time = Field(alias="dueAt")
+
+
+class DueTimeReachedPayload(ScheduleTimerPayload):
+    """The payload of DueTimeReached, for those who read our events."""
+
+    reached_at: Time = Field(alias="reachedAt")
+    generation: int = Field(ge=1)
+
+
+_PAYLOADS: Final[dict[str, type[CancelTimerPayload]]] = {
+    SCHEDULE_TIMER: ScheduleTimerPayload,
+    CANCEL_TIMER: CancelTimerPayload,
+    DUE_TIME_REACHED: DueTimeReachedPayload,
+}
+
+
+def parse_json(body: bytes) -> Any:
+    """Read JSON text; raise WireError for what is not JSON or nested too deep."""
+    # Each level costs one opening bracket, so few brackets need no closer look.
+    deep = body.count(b"{") + body.count(b"[") > MAX_NESTING
+    try:
+        value = from_json(body, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        detail = str(error)
+        if "recursion" in detail:
+            raise _too_deep() from error
+        kind = "invalid" if "surrogate" in detail else "not_json"
+        raise WireError(kind, f"the body must be JSON in UTF-8: {detail}") from error
+    if deep and _depth(value) > MAX_NESTING:
+        raise _too_deep()
+    return value
+
+
+def read_envelope(body: bytes) -> Envelope:
+    """Read the part that all messages share; raise WireError where a rule is broken."""
+    if len(body) > MAX_COMMAND_BYTES:
+        raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
+    value = parse_json(body)
+    if not isinstance(value, dict):
+        raise WireError("invalid", f"the body must be a JSON object (got {_quoted(value)})")
+    try:
+        return Envelope.model_validate(value)
+    except ValidationError as error:
+        raise WireError("invalid", _explain(error)) from error
+
+
+def read_payload(envelope: Envelope) -> CancelTimerPayload:
+    """Read the payload by the envelope's type; raise WireError where a rule is broken."""
+    model = _PAYLOADS.get(envelope.type)
+    if model is None:
+        raise unknown_type(envelope.type)
+    try:
+        payload = model.model_validate(envelope.payload)
+    except ValidationError as error:
+        raise WireError("invalid", _explain(error, "payload")) from error
+    if payload.tag is not None and payload.tag != envelope.type:
+        raise WireError(
+            "invalid",
+            f"payload._tag: must equal the type {envelope.type!r}, or be absent (got {_quoted(payload.tag)})",
+        )
+    if payload.tenant_id != envelope.tenant_id:
+        raise WireError(
+            "tenant_mismatch",
+            f"payload.tenantId {payload.tenant_id!r} must equal the envelope's, {envelope.tenant_id!r}",
+        )
+    return payload
+
+
+def unknown_type(name: str) -> WireError:
+    """Return the error for a message type that we do not know."""
+    return WireError("unknown_type", f"type: must be one of {', '.join(COMMAND_TYPES)} (got {_quoted(name)})")
+
+
+def write_command(
+    *,
+    message_id: UUID,
+    timestamp_ms: int,
+    tenant_id: str,
+    service_call_id: str,
+    due_at: datetime | None,
+    correlation_id: str | None,
+) -> bytes:
+    """Write the envelope of ScheduleTimer, or of CancelTimer where there is no due time."""
+    command_type = CANCEL_TIMER if due_at is None else SCHEDULE_TIMER
+    payload = {"_tag": command_type, "tenantId": tenant_id, "serviceCallId": service_call_id}
+    if due_at is not None:
+        payload["dueAt"] = format_time(due_at)
+    return _envelope(
+        message_id, command_type, tenant_id, timestamp_ms, service_call_id, correlation_id, payload
+    )
+
+
+def write_due_time_reached(
+    *,
+    message_id: UUID,
+    timestamp_ms: int,
+    tenant_id: str,
+    service_call_id: str,
+    due_at: datetime,
+    reached_at: datetime,
+    generation: int,
+    correlation_id: str | None,
+) -> bytes:
+    """Write the envelope of DueTimeReached."""
+    payload = {
+        "_tag": DUE_TIME_REACHED,
+        "tenantId": tenant_id,
+        "serviceCallId": service_call_id,
+        "dueAt": format_time(due_at),
+        "reachedAt": format_time(reached_at),
+        "generation": generation,
+    }
+    return _envelope(
+        message_id, DUE_TIME_REACHED, tenant_id, timestamp_ms, service_call_id, correlation_id, payload
+    )
+
+
+def _envelope(
+    message_id: UUID,
+    message_type: str,
+    tenant_id: str,
+    timestamp_ms: int,
+    aggregate_id: str,
+    correlation_id: str | None,
+    payload: dict[str, Any],
+) -> bytes:
+    envelope: dict[str, Any] = {
+        "id": str(message_id),
+        "type": message_type,
+        "tenantId": tenant_id,
+        "timestampMs": timestamp_ms,
+        "aggregateId": aggregate_id,
+    }
+    if correlation_id is not None:
+        envelope["correlationId"] = correlation_id
+    envelope["payload"] = payload
+    return json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _explain(error: ValidationError, where: str = "") -> str:
+    """Say in one line which fields broke which rule."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = ".".join([where, *map(str, problem["loc"])]).strip(".")
+        if problem["type"] in ("rule", "missing"):
+            text = problem["msg"] if problem["type"] == "rule" else "is required"
+        else:
+            text = f"{problem['msg']} (got {_quoted(problem['input'])})"
+        lines.append(f"{path}: {text}")
+    return "; ".join(lines)
+
+
+def _too_deep() -> WireError:
+    return WireError("invalid", f"the body must not be nested deeper than {MAX_NESTING} levels")
+
+
+def _depth(value: object) -> int:
+    """Return how deep the value is nested, without recursion."""
+    deepest, open_values = 0, [(value, 1)]
+    while open_values:
+        current, depth = open_values.pop()
+        if isinstance(current, dict | list):
+            deepest = max(deepest, depth)
+            children = current.values() if isinstance(current, dict) else current
+            open_values.extend((child, depth + 1) for child in children)
+    return deepest

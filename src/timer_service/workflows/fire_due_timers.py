@@ -1,0 +1,74 @@
+"""Tell the world that due times have come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from timer_service.domain.messages import DueTimeReached
+from timer_service.ports.clock import Clock
+from timer_service.ports.event_bus import EventBus, Published, PublishResult
+from timer_service.ports.timer_store import TimerStore
+from timer_service.workflows.hold_back import HoldBack, HoldBackChange
+from timer_service.workflows.retry import Retry
+
+
+@dataclass(frozen=True, slots=True)
+class FireReport:
+    """What one batch of due timers came to."""
+
+    confirmed: Sequence[DueTimeReached]
+    failed: Sequence[tuple[DueTimeReached, PublishResult]]
+    confirmed_at: datetime
+    marked: int
+    hold_back: HoldBackChange
+    disconnected: bool
+    more: bool
+    """Whether to look again at once."""
+    next_due_at: datetime | None
+    """When to look again; asked for only where nothing more is due."""
+
+
+async def fire_due_timers(
+    *,
+    store: TimerStore,
+    bus: EventBus,
+    clock: Clock,
+    limit: int,
+    hold_back: HoldBack,
+    retry: Retry,
+) -> FireReport:
+    """Publish one batch of due timers and mark those that the broker confirmed."""
+    now = clock.now()
+    async with store.claim_due(now, limit, hold_back.at(now)) as claim:
+        events = [timer.reached(now) for timer in claim.timers]
+        results = await bus.publish(events) if events else []
+        confirmed_at = clock.now()
+        confirmed = [e for e, r in _pairs(events, results) if r.outcome is Published.CONFIRMED]
+        marked = 0
+        if confirmed:
+            # Publish before marking: a crash in between repeats the event under the same id. The other
+            # order would lose it. Only the mark is repeated while the store is unwell.
+            marked = await retry(lambda: claim.mark_reached(confirmed))
+    change = hold_back.record(events, results, confirmed_at)
+    more = claim.more or marked < len(confirmed)
+    return FireReport(
+        confirmed=confirmed,
+        failed=[(e, r) for e, r in _pairs(events, results) if r.outcome is not Published.CONFIRMED],
+        confirmed_at=confirmed_at,
+        marked=marked,
+        hold_back=change,
+        disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
+        more=more,
+        next_due_at=None if more else await _next_look(store, hold_back, now),
+    )
+
+
+def _pairs(
+    events: Sequence[DueTimeReached], results: Sequence[PublishResult]
+) -> list[tuple[DueTimeReached, PublishResult]]:
+    return list(zip(events, results, strict=True))
+
+
+async def _next_look(store: TimerStore, hold_back: HoldBack, now: datetime) -> datetime | None:
+    moments = (await store.next_due_at(after=now), hold_back.ends_at(now))
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,50 @@
+"""Keep what callers ask for."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from timer_service.domain.messages import ScheduleTimer
+from timer_service.domain.timer import Outcome
+from timer_service.ports.clock import Clock
+from timer_service.ports.event_bus import CommandBatch, Refusal
+from timer_service.ports.timer_store import TimerStore
+from timer_service.workflows.retry import Retry
+
+_SETS_A_DUE_TIME = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleReport:
+    """What one batch of commands did."""
+
+    outcomes: Counter[Outcome]
+    refusals: Sequence[Refusal]
+    redelivered: int
+    nearest_due_at: datetime | None
+    """The earliest due time that this batch set."""
+
+
+async def schedule_timers(
+    *, batch: CommandBatch, store: TimerStore, clock: Clock, retry: Retry
+) -> ScheduleReport:
+    """Apply a batch of commands in one transaction, acknowledge it, and set aside what is no command."""
+    outcomes: list[Outcome] = []
+    if batch.commands:
+        outcomes = await retry(lambda: store.apply(batch.commands, clock.now()))
+        # Acknowledge after the commit: a crash in between repeats the commands, which changes nothing.
+        # The other order would lose them.
+        await batch.acknowledge()
+    refusals = await batch.dead_letter()
+    due_times = (
+        command.due_at
+        for command, outcome in zip(batch.commands, outcomes, strict=True)
+        if outcome in _SETS_A_DUE_TIME and isinstance(command, ScheduleTimer)
+    )
+    return ScheduleReport(
+        outcomes=Counter(outcomes),
+        refusals=refusals,
+        redelivered=batch.redelivered,
+        nearest_due_at=min(due_times, default=None),
+    )
