@@ -1,0 +1,144 @@
+"""The real timer-service process, seen from outside: its arguments, its log, its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LOG_TIMEOUT_S = 15.0
+EXIT_TIMEOUT_S = 20.0
+
+
+class TimerServiceProcess:
+    """A running `timer-service`; every setting is an environment variable."""
+
+    def __init__(self, folder: Path, *arguments: str, **settings: object) -> None:
+        self.folder = folder
+        self.arguments = arguments
+        self.settings = {f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}
+        self.log: list[dict[str, Any]] = []
+        self.stderr: list[str] = []
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> "TimerServiceProcess":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "timer_service", *self.arguments],
+            cwd=self.folder,
+            env={**clean, "TIMER_LOG_FORMAT": "json", **self.settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+        return self
+
+    def start_ready(self) -> "TimerServiceProcess":
+        """Start and wait until it is connected to the broker."""
+        self.start()
+        self.wait_for_log("broker.connected")
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait_for_log(
+        self, event: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda _: True
+    ) -> dict[str, Any]:
+        """Wait until the log of this start holds so many such events; return the last of them."""
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.log if line.get("event") == event and where(line)]
+
+        deadline = time.monotonic() + LOG_TIMEOUT_S
+        with self._changed:
+            while len(found()) < count:
+                left = deadline - time.monotonic()
+                if left <= 0 or not (self._changed.wait(min(left, 0.2)) or self.is_running):
+                    tail = "".join(self.stderr[-20:])
+                    raise AssertionError(f"no {event!r} ({len(found())} of {count}) in the log:\n{tail}")
+            return found()[-1]
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line.get("event") == event]
+
+    def kill(self) -> None:
+        """End it with kill -9."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> int:
+        """End it with SIGTERM and return its exit code."""
+        self._signal(signal.SIGTERM)
+        return self.wait()
+
+    def interrupt(self) -> int:
+        self._signal(signal.SIGINT)
+        return self.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        assert self._reader is not None
+        code = self._process.wait(timeout=EXIT_TIMEOUT_S)
+        self._reader.join(timeout=5)
+        return code
+
+    def close(self) -> None:
+        if self.is_running:
+            self.kill()
+
+    def restart(self) -> "TimerServiceProcess":
+        """Start again on the same files, with an empty log."""
+        assert not self.is_running
+        self.log, self.stderr = [], []
+        return self.start()
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            with self._changed:
+                self.stderr.append(line)
+                try:
+                    self.log.append(json.loads(line))
+                except ValueError:
+                    self.log.append({"event": "", "text": line})
+                self._changed.notify_all()
+        process.stderr.close()
+
+
+def run_cli(
+    *arguments: str, cwd: Path, timeout_s: float = 30.0, **settings: object
+) -> "subprocess.CompletedProcess[str]":
+    """Run one command of the command line to its end."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
+    return subprocess.run(
+        [sys.executable, "-m", "timer_service", *arguments],
+        cwd=cwd,
+        env={**clean, **{f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

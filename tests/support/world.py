@@ -1,0 +1,178 @@
+"""What a test of the whole service needs: a broker, the process, and a tenant's view of both."""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from tests.support import messages
+from tests.support.broker import NatsServer
+from tests.support.process import TimerServiceProcess
+
+WAIT_S = 15.0
+
+
+class World:
+    """A timer-service and its broker, used only through NATS, the file and the process."""
+
+    def __init__(self, folder: Path, broker: NatsServer, prefix: str) -> None:
+        self.folder = folder
+        self.broker = broker
+        self.prefix = prefix
+        self.db_path = folder / "timers.db"
+        stem = prefix.upper()
+        self.commands_stream = f"{stem}_COMMANDS"
+        self.events_stream = f"{stem}_EVENTS"
+        self.letters_stream = f"{stem}_DEADLETTER"
+        self.client: Client
+        self.jetstream: JetStreamContext
+        self._processes: list[TimerServiceProcess] = []
+
+    async def open(self) -> "World":
+        self.client = await nats.connect(
+            self.broker.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore
+        )
+        self.jetstream = self.client.jetstream()
+        return self
+
+    async def close(self) -> None:
+        for process in self._processes:
+            process.close()
+        with contextlib.suppress(Exception):
+            await self.client.close()
+
+    def service(self, **settings: object) -> TimerServiceProcess:
+        """Prepare a service process on this world's broker and file; the test starts it."""
+        defaults = {
+            "broker_url": self.broker.url,
+            "db_path": self.db_path,
+            "subject_prefix": self.prefix,
+        }
+        process = TimerServiceProcess(self.folder, **{**defaults, **settings})
+        self._processes.append(process)
+        return process
+
+    async def send(self, envelope: dict[str, Any], *, subject: str | None = None) -> int:
+        """Publish a command as a tenant would and return its sequence in the stream."""
+        default = f"{self.prefix}.commands.{envelope['tenantId']}.{envelope['type']}"
+        return await self.send_raw(subject or default, messages.encode(envelope), envelope.get("id"))
+
+    async def send_raw(self, subject: str, body: bytes, message_id: str | None = None) -> int:
+        headers = {"Nats-Msg-Id": message_id} if message_id else None
+        answer = await self.jetstream.publish(subject, body, headers=headers)
+        return int(answer.seq)
+
+    async def schedule(self, tenant: str, call: str, due: datetime | str, **changes: Any) -> int:
+        return await self.send(messages.schedule(tenant, call, due, **changes))
+
+    async def cancel(self, tenant: str, call: str, **changes: Any) -> int:
+        return await self.send(messages.cancel(tenant, call, **changes))
+
+    async def events(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """Return every event the stream holds, in its order."""
+        wanted = f"{self.prefix}.events.{tenant or '*'}.DueTimeReached"
+        return [json.loads(body) for _, body, _ in await self._stream(self.events_stream, wanted)]
+
+    async def letters(self) -> list[dict[str, Any]]:
+        """Return every dead letter, each with the subject it stands on as `letterSubject`."""
+        found = await self._stream(self.letters_stream, f"{self.prefix}.deadletter.>")
+        return [{**json.loads(body), "letterSubject": subject} for subject, body, _ in found]
+
+    async def stored_ids(self) -> list[str]:
+        """Return the Nats-Msg-Id of every event the stream holds, in its order."""
+        found = await self._stream(self.events_stream, f"{self.prefix}.events.>")
+        return [headers["Nats-Msg-Id"] for _, _, headers in found]
+
+    async def _stream(self, name: str, subject: str) -> list[tuple[str, bytes, dict[str, str]]]:
+        try:
+            info = await self.jetstream.stream_info(name)
+        except NotFoundError:
+            return []
+        if info.state.messages == 0:
+            return []
+        subscription = await self.jetstream.subscribe(subject, stream=name, ordered_consumer=True)
+        found: list[tuple[str, bytes, dict[str, str]]] = []
+        try:
+            while True:
+                message = await subscription.next_msg(timeout=2)
+                found.append((message.subject, message.data, message.headers or {}))
+                if message.metadata.num_pending == 0:
+                    return found
+        except TimeoutError:
+            return found
+        finally:
+            await subscription.unsubscribe()
+
+    async def wait_for_events(
+        self, count: int, tenant: str | None = None, timeout_s: float = WAIT_S
+    ) -> list[dict[str, Any]]:
+        """Wait until the stream holds so many events and return them all."""
+        return await self._wait_for_count(lambda: self.events(tenant), count, timeout_s)
+
+    async def wait_for_letters(self, count: int, timeout_s: float = WAIT_S) -> list[dict[str, Any]]:
+        return await self._wait_for_count(self.letters, count, timeout_s)
+
+    async def _wait_for_count(
+        self, read: Callable[[], Awaitable[list[dict[str, Any]]]], count: int, timeout_s: float
+    ) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+
+        async def enough() -> bool:
+            found[:] = await read()
+            return len(found) >= count
+
+        await self.until(enough, f"{count} messages", timeout_s)
+        return found
+
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = WAIT_S
+    ) -> None:
+        """Wait until a condition holds; fail with `what` where it does not."""
+        deadline = time.monotonic() + timeout_s
+        while not await condition():
+            assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+            await asyncio.sleep(0.02)
+
+    async def wait_until_consumed(self, timeout_s: float = WAIT_S) -> None:
+        """Wait until the service has acknowledged or set aside every command."""
+
+        async def empty() -> bool:
+            return (await self.jetstream.stream_info(self.commands_stream)).state.messages == 0
+
+        await self.until(empty, "the command stream to be empty", timeout_s)
+
+    def row(self, tenant: str, call: str) -> dict[str, Any] | None:
+        """Return the timer's row as it stands in the file."""
+        rows = self.rows("WHERE tenant_id = ? AND service_call_id = ?", tenant, call)
+        return rows[0] if rows else None
+
+    def rows(self, where: str = "", *parameters: Any) -> list[dict[str, Any]]:
+        with contextlib.closing(sqlite3.connect(f"{self.db_path.as_uri()}?mode=ro", uri=True)) as link:
+            link.row_factory = sqlite3.Row
+            return [dict(row) for row in link.execute(f"SELECT * FROM timer_schedules {where}", parameters)]
+
+    async def wait_for_row(self, tenant: str, call: str, **columns: Any) -> dict[str, Any]:
+        """Wait until the timer's row has these values."""
+
+        async def there() -> bool:
+            row = self.row(tenant, call)
+            return row is not None and {name: row[name] for name in columns} == columns
+
+        await self.until(there, f"{tenant}/{call} with {columns}")
+        row = self.row(tenant, call)
+        assert row is not None
+        return row
+
+
+async def _ignore(error: Exception) -> None:
+    """Broker outages are part of many tests."""
