@@ -211,13 +211,19 @@ def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
-    except* CriticalError as group:
-        raise _first(group) from None
+    except BaseExceptionGroup as group:
+        critical = _first_critical(group)
+        if critical is None:
+            raise
+        raise critical from None
 
 
-def _first(group: BaseExceptionGroup[CriticalError]) -> CriticalError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+def _first_critical(group: BaseExceptionGroup[BaseException]) -> CriticalError | None:
+    for error in group.exceptions:
+        found = _first_critical(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, CriticalError):
+            return found
+    return None
 
 
 def _greet(broker: EmbeddedBroker, data: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +39,8 @@ FIRST_RETRY_S: Final = 0.05
 LONGEST_RETRY_S: Final = 2.0
 WATCH_INTERVAL_S: Final = 1.0
 RECOVERY_PAUSE_S: Final = 0.2
+ANSWER_TIMEOUT_S: Final = 5
+CLOSE_TIMEOUT_S: Final = 2.0
 LETTER_RETRY_S: Final = 5
 LETTER_MARGIN_BYTES: Final = 1_024
 
@@ -104,6 +106,7 @@ class NatsEventBus:
         self._arrived = asyncio.Event()
         self._session_over = asyncio.Event()
         self._known_servers: set[str] = set()
+        self._connecting = False
         self._connected_before = False
         self._told: str | None = None
         self._warned: set[str] = set()
@@ -157,13 +160,12 @@ class NatsEventBus:
                 await self._serve(client)
             finally:
                 self._client = self._publisher = self._pull = None
-                with suppress(NatsError, OSError, TimeoutError):
-                    await client.close()
+                await _close(client)
 
     async def _connect(self) -> Client:
         client = _TolerantClient()
         servers = [*self._options.connect["servers"], *sorted(self._known_servers)]
-        self._session_over.clear()
+        self._connecting = True
         try:
             await client.connect(
                 **{**self._options.connect, "servers": servers},
@@ -177,14 +179,15 @@ class NatsEventBus:
                 closed_cb=self._on_closed,
             )
         except BaseException as error:
-            with suppress(NatsError, OSError, TimeoutError):
-                await client.close()
+            await _close(client)
             if not self._connected_before and _is_refusal(error):
                 raise BrokerRefused(
                     f"the broker at {', '.join(servers)} does not accept our credentials ({error}): check "
                     "TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
                 ) from error
             raise
+        finally:
+            self._connecting = False
         self._connected_before = True
         self._known_servers |= {url.geturl() for url in client.discovered_servers}
         return client
@@ -195,19 +198,21 @@ class NatsEventBus:
         jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
             await publisher.start()
-            self._client, self._publisher = client, publisher
             pause = FIRST_RETRY_S
             while not client.is_closed:
+                self._session_over.clear()
                 try:
-                    await self._prepare(client, jetstream)
+                    await self._unless_over(self._prepare(client, jetstream))
                 except (NatsError, OSError, TimeoutError) as error:
                     self._tell_unavailable(_reason(error))
                     await self._pause(pause)
                     pause = min(pause * 2, LONGEST_RETRY_S)
                     continue
                 pause = FIRST_RETRY_S
+                # Only now: before the streams are there, every publication would be rejected.
+                self._client, self._publisher = client, publisher
                 self._tell_available(client)
-                await self._watch()
+                await self._watch(client)
                 await self._stop_pulling()
                 # The consumer or a stream is gone but the broker is not: do not ask too often.
                 await asyncio.sleep(RECOVERY_PAUSE_S)
@@ -218,7 +223,6 @@ class NatsEventBus:
 
     async def _prepare(self, client: Client, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
-        self._session_over.clear()
         options = self._options
         stream, warnings = await ensure_streams(jetstream, self._subjects, self._names, options.replicas)
         for warning in warnings:
@@ -247,11 +251,13 @@ class NatsEventBus:
         )
         await self._pull.start()
 
-    async def _watch(self) -> None:
+    async def _watch(self, client: Client) -> None:
         """Wait until the connection, the consumer or a stream is gone; keep pulls going meanwhile."""
         while not self._session_over.is_set():
             await self._pause(WATCH_INTERVAL_S)
             if self._pull is not None and not self._session_over.is_set():
+                # A client can look connected on a dead socket: only an answer proves it alive.
+                await client.flush(timeout=ANSWER_TIMEOUT_S)
                 await self._pull.top_up()
 
     async def _stop_pulling(self) -> None:
@@ -259,6 +265,19 @@ class NatsEventBus:
         if pull is not None and self._client is not None and not self._client.is_closed:
             with suppress(NatsError, OSError):
                 await pull.stop()
+
+    async def _unless_over(self, step: Coroutine[Any, Any, None]) -> None:
+        """Run a step, but give it up at once when the session is over."""
+        work = asyncio.ensure_future(step)
+        over = asyncio.ensure_future(self._session_over.wait())
+        try:
+            await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise NatsError("the connection was lost")
+            work.result()
+        finally:
+            work.cancel()
+            over.cancel()
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -341,10 +360,11 @@ class NatsEventBus:
         self._session_over.set()
 
     async def _on_error(self, error: Exception) -> None:
-        if self._publisher is None:
-            return  # While connecting: keep_session tells of it.
+        if self._connecting:
+            return  # keep_session tells of it.
         log.warning("broker.error", detail=_reason(error))
-        self._publisher.error_reported(error)
+        if self._publisher is not None:
+            self._publisher.error_reported(error)
 
     def _tell_unavailable(self, reason: str) -> None:
         """Say it once per change of state, not per try."""
@@ -395,6 +415,12 @@ class _TolerantClient(Client):
             headers=headers,
             _sid=sid,
         )
+
+
+async def _close(client: Client) -> None:
+    with suppress(NatsError, OSError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await client.close()
 
 
 def _as_refusal(incoming: _Incoming) -> Refusal:
