@@ -32,7 +32,7 @@ from timer_service.ports.event_bus import Published, PublishResult, Refusal
 MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
 """Requested, buffered and worked on together; the consumer's max_ack_pending allows so many."""
-PING_INTERVAL_S: Final = 10
+PING_INTERVAL_S: Final = 5
 CONNECT_TIMEOUT_S: Final = 2
 JETSTREAM_TIMEOUT_S: Final = 5.0
 FIRST_RETRY_S: Final = 0.05
