@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 REAL_LIMIT_S = 20.0
+TURNS_TO_REST = 50
 
 
 class ManualClock:
@@ -46,7 +47,10 @@ class ManualClock:
             woken.cancel()
 
     async def until_waits(self, count: int) -> None:
-        """Let the tasks run until so many waits have been asked for since the start."""
+        """Let the tasks run until so many waits have been asked for since the start, and come to rest."""
         async with asyncio.timeout(REAL_LIMIT_S):
             while len(self.waits) < count:
                 await asyncio.sleep(0)
+        # Whoever does not sleep when it should shows itself by further waits.
+        for _ in range(TURNS_TO_REST):
+            await asyncio.sleep(0)

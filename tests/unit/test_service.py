@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support import messages
-from tests.support.clock import REAL_LIMIT_S, START, ManualClock
+from tests.support.clock import REAL_LIMIT_S, START, TURNS_TO_REST, ManualClock
 from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.timers import ACME, at, call, schedule
 from timer_service import service as service_module
@@ -580,15 +580,33 @@ async def test_it_runs_until_told_to_stop() -> None:
     assert log == [{"event": "service.stopping", "log_level": "info", "grace_s": 10.0}]
 
 
+async def test_told_to_stop_it_finishes_the_batch_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "SHUTDOWN_GRACE_S", 3600)
+    rig, stop = Rig(), asyncio.Event()
+    await rig.keep(schedule("order-1", 0))
+
+    async def stop_while_the_broker_takes_its_time() -> None:
+        stop.set()
+        for _ in range(TURNS_TO_REST):
+            await asyncio.sleep(0)
+
+    rig.bus.meanwhile = stop_while_the_broker_takes_its_time
+    async with asyncio.timeout(REAL_LIMIT_S):
+        await run_service(rig.service, stop)
+
+    assert rig.state("order-1") is TimerState.REACHED
+
+
 async def test_a_failure_is_passed_on_to_whoever_runs_it() -> None:
     rig = Rig()
     rig.store.fail("claim_due", StoreFailed("the disk is gone"))
 
-    with pytest.raises(ExceptionGroup) as caught:
+    with capture_logs() as log, pytest.raises(ExceptionGroup) as caught:
         async with asyncio.timeout(REAL_LIMIT_S):
             await run_service(rig.service, asyncio.Event())
 
     assert [str(error) for error in caught.value.exceptions] == ["the disk is gone"]
+    assert log == []
 
 
 class _StuckBus(RecordingBus):
@@ -649,6 +667,17 @@ async def test_the_log_tells_of_each_batch_in_one_line() -> None:
         "superseded": 0,
         "max_lateness_ms": 2000,
     }
+
+
+async def test_a_batch_without_a_command_is_no_batch_of_commands_in_the_log() -> None:
+    rig = Rig()
+    rig.broker.send("timer.commands.acme.ScheduleTimer", b"rubbish")
+
+    with capture_logs() as log:
+        async with rig.running():
+            await rig.clock.until_waits(1)
+
+    assert [line["event"] for line in log] == ["command.refused"]
 
 
 async def test_the_log_tells_of_a_timer_once_when_it_fails_and_once_when_it_works() -> None:
