@@ -2,7 +2,9 @@
 
 import difflib
 import os
+import re
 import ssl
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +15,9 @@ from timer_service.domain.errors import InvalidConfiguration
 
 ENV_PREFIX = "TIMER_"
 _SCHEMES = ("nats://", "tls://", "ws://", "wss://")
+MAX_RETENTION_DAYS = 36_500
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _A_FILE = "a file that this user may read"
 
 
@@ -27,6 +32,25 @@ def _server_list(text: str) -> str:
     if not all(server.startswith(_SCHEMES) and len(server) > len("wss://") for server in servers):
         raise ValueError("not a list of servers")
     return ",".join(servers)
+
+
+def _retention(text: str) -> str:
+    if text != "off" and not timedelta(minutes=1) <= parse_duration(text) <= timedelta(
+        days=MAX_RETENTION_DAYS
+    ):
+        raise ValueError("out of range")
+    return text
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read a duration such as 10s, 1h30m or 500ms; raise ValueError otherwise."""
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"must be a duration such as 10s, 1h30m or 500ms (got {text!r})")
+    try:
+        return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in parts))
+    except OverflowError as error:
+        raise ValueError(f"is too long a duration (got {text!r})") from error
 
 
 ReadableFile = Annotated[Path, AfterValidator(_readable_file)]
@@ -100,6 +124,22 @@ class Settings(BaseSettings):
         ge=1_000,
         le=3_600_000,
     )
+    retention: Annotated[str, AfterValidator(_retention)] = _setting(
+        "30d",
+        "How long reached and cancelled timers are kept",
+        f"a duration from 1m to {MAX_RETENTION_DAYS}d such as 30d or 12h, or off",
+    )
+    http_host: str = _setting("127.0.0.1", "Where health and metrics are served", "a host name or address")
+    http_port: int = _setting(
+        8080, "Port for health and metrics; 0 goes without", "a port from 0 to 65535", ge=0, le=65_535
+    )
+    metrics_tenants: int = _setting(
+        0,
+        "For how many tenants lateness is measured one by one; the rest counts as other",
+        "a whole number from 0 to 1000",
+        ge=0,
+        le=1_000,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "What to log", "one of debug, info, warning, error"
     )
@@ -123,6 +163,11 @@ class Settings(BaseSettings):
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(chosen)} may be set")
         return self
+
+    @property
+    def retention_span(self) -> timedelta | None:
+        """How long ended timers are kept; None for ever."""
+        return None if self.retention == "off" else parse_duration(self.retention)
 
     def nats_connect_options(self) -> dict[str, Any]:
         """Return the arguments of `nats.connect` that these settings stand for."""

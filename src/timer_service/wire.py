@@ -5,8 +5,9 @@ This module knows neither the domain nor the transport. docs/messages.md describ
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -31,6 +32,11 @@ TIME_RULE: Final = (
 )
 UUID_RULE: Final = "a UUID such as 0192f0c1-2345-7abc-8def-0123456789ab"
 
+MAX_PAGE: Final = 500
+_MAX_TRACESTATE: Final = 512
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-[ -~]{0,64})?")
+_PRINTABLE: Final = re.compile(r"[ -~]+")
 _TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SERVICE_CALL: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
 _CORRELATION: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
@@ -304,6 +310,61 @@ def _envelope(
         envelope["correlationId"] = correlation_id
     envelope["payload"] = payload
     return json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+class GetCall(_Model):
+    """The request of `get` and `cancel`."""
+
+    service_call_id: ServiceCallText = Field(alias="serviceCallId")
+
+
+class ScheduleCall(GetCall):
+    """The request of `schedule`."""
+
+    due_at: Time = Field(alias="dueAt")
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+
+
+class ListCall(_Model):
+    """The request of `list`; every field narrows the list."""
+
+    state: Literal["Scheduled", "Reached", "Cancelled"] | None = None
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+    due_from: Time | None = Field(default=None, alias="dueFrom")
+    due_before: Time | None = Field(default=None, alias="dueBefore")
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    cursor: Opaque | None = None
+
+
+Call = TypeVar("Call", bound=_Model)
+
+
+def read_call(model: type[Call], body: bytes) -> Call:
+    """Read the request of a call; an empty body counts as an empty object."""
+    if len(body) > MAX_COMMAND_BYTES:
+        raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
+    try:
+        return model.model_validate(parse_json(body) if body else {})
+    except ValidationError as error:
+        raise WireError("invalid", _explain(error)) from error
+
+
+def read_trace(headers: Mapping[str, str] | None) -> tuple[str, str | None] | None:
+    """Return the W3C trace context in the headers; one that breaks its rules counts as absent."""
+    if not headers:
+        return None
+    parent = headers.get("traceparent") or headers.get("Traceparent")
+    if parent is None or _TRACEPARENT.fullmatch(parent) is None:
+        return None
+    state = headers.get("tracestate") or headers.get("Tracestate")
+    if state is not None and (len(state) > _MAX_TRACESTATE or _PRINTABLE.fullmatch(state) is None):
+        state = None
+    return parent, state
+
+
+def write_json(value: object) -> bytes:
+    """Write an answer."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _explain(error: ValidationError, where: str = "") -> str:

@@ -1,6 +1,7 @@
 """A store and a bus in memory, with the promises of the real ones but durability."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import Published, PublishResult, Refusal
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerKey, TimerQuery
+from timer_service.ports.timer_store import (
+    NOTHING_HELD_BACK,
+    Claim,
+    HeldBack,
+    StoreCounts,
+    TimerKey,
+    TimerQuery,
+)
 
 _LETTER_BYTES = 1_000_000
 
@@ -47,7 +55,7 @@ class MemoryTimerStore:
         """Return what is due, in turns between tenants where it is more than the limit."""
         due = sorted(
             (
-                DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id)
+                DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.trace)
                 for key, t in self.timers.items()
                 if t.state is TimerState.SCHEDULED and t.due_at is not None and t.due_at <= now
                 if t.tenant_id not in held_back.tenants and key not in held_back.timers
@@ -88,6 +96,20 @@ class MemoryTimerStore:
         for _, key in old:
             del self.timers[key]
         return len(old)
+
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count what there is."""
+        scheduled = [t.due_at for t in self.timers.values() if t.state is TimerState.SCHEDULED and t.due_at]
+        overdue = [due_at for due_at in scheduled if due_at <= now]
+        return StoreCounts(
+            pending=len(scheduled),
+            overdue=len(overdue),
+            oldest_overdue_at=min(overdue, default=None),
+            next_due_at=await self.next_due_at(now),
+            file_bytes=0,
+            log_bytes=0,
+            free_bytes=sys.maxsize,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +175,17 @@ class MemoryEventBus:
         self.pending[message.sequence] = message
         self._queue.put_nowait(message)
         return message.sequence
+
+    @property
+    def problem(self) -> str | None:
+        """Say why nothing can be sent or received now."""
+        return None if self.connected else "the broker is away"
+
+    async def last_position(self) -> Position:
+        """Return the position of the newest command."""
+        if not self.connected:
+            raise BusUnavailable("the broker is away")
+        return Position(self.stream_created_us, self._last_sequence)
 
     def redeliver(self) -> None:
         """Deliver again whatever was delivered but not acknowledged."""

@@ -45,6 +45,22 @@ class TimerQuery:
     limit: int = 100
 
 
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """What there is in the store, for health and metrics."""
+
+    pending: int
+    """Scheduled timers, due or not."""
+    overdue: int
+    oldest_overdue_at: datetime | None
+    next_due_at: datetime | None
+    file_bytes: int
+    log_bytes: int
+    """The write-ahead log."""
+    free_bytes: int
+    """Space left where the store lies."""
+
+
 class Claim(Protocol):
     """A batch of due timers that is ours until the claim is left."""
 
@@ -106,6 +122,10 @@ class TimerStore(Protocol):
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete up to `limit` timers that were reached or cancelled before a moment, oldest first.
 
-        Returns how many were deleted.
+        Returns how many were deleted. Space that becomes free is used again.
         """
+        ...
+
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count what there is, without holding up anything else."""
         ...

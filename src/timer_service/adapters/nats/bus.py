@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import structlog
@@ -16,6 +17,7 @@ from nats.errors import NoServersError
 from nats.js import JetStreamContext
 
 from timer_service.adapters import codec
+from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.publisher import Outgoing, Publisher
 from timer_service.adapters.nats.pull import CommandPull, read_delivery
 from timer_service.adapters.nats.streams import (
@@ -28,6 +30,7 @@ from timer_service.domain.errors import BrokerRefused, BusUnavailable, CommandRe
 from timer_service.domain.messages import EPOCH, Command, DueTimeReached, Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.timer_calls import TimerCalls
 
 MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
@@ -60,20 +63,6 @@ class NatsOptions:
     ack_wait_s: float = 10.0
 
 
-@asynccontextmanager
-async def open_nats_bus(
-    options: NatsOptions, clock: Clock, chance: Callable[[], float]
-) -> AsyncIterator["NatsEventBus"]:
-    """Keep a session with the broker in the background for as long as the context lasts."""
-    bus = NatsEventBus(options, clock, chance)
-    async with asyncio.TaskGroup() as tasks:
-        keeper = tasks.create_task(bus.keep_session(), name="nats.keep_session")
-        try:
-            yield bus
-        finally:
-            keeper.cancel()
-
-
 @dataclass(frozen=True, slots=True)
 class _Incoming:
     """A message that was delivered to us: a command, or why it is none."""
@@ -92,8 +81,15 @@ class NatsEventBus:
     path serves the first connect, a broker restart, expired credentials and a half-dead socket alike.
     """
 
-    def __init__(self, options: NatsOptions, clock: Clock, chance: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: NatsOptions,
+        clock: Clock,
+        chance: Callable[[], float],
+        connected: Callable[[], None] = lambda: None,
+    ) -> None:
         self._options = options
+        self._connected = connected
         self._clock = clock
         self._chance = chance
         self._subjects = codec.Subjects(options.prefix)
@@ -106,15 +102,52 @@ class NatsEventBus:
         self._arrived = asyncio.Event()
         self._session_over = asyncio.Event()
         self._known_servers: set[str] = set()
+        self._api: TimerApi | None = None
         self._connecting = False
         self._connected_before = False
         self._told: str | None = None
         self._warned: set[str] = set()
 
+    @asynccontextmanager
+    async def running(self, calls: TimerCalls | None = None) -> AsyncIterator[None]:
+        """Keep a session with the broker in the background, and answer calls where someone can."""
+        async with asyncio.TaskGroup() as tasks:
+            if calls is not None:
+                self._api = TimerApi(calls, self._subjects, tasks)
+            keeper = tasks.create_task(self._keep_session(), name="nats.keep_session")
+            try:
+                yield
+            finally:
+                keeper.cancel()
+
     @property
-    def is_connected(self) -> bool:
-        """Tell whether the broker is there and its streams and consumer are in place."""
-        return self._client is not None and self._pull is not None
+    def problem(self) -> str | None:
+        """Why nothing can be sent or received now: no broker, or no streams and consumer on it."""
+        if self._client is not None and self._pull is not None:
+            return None
+        return self._told or "not connected yet"
+
+    @property
+    def server(self) -> str | None:
+        """The server that we are connected to, with its version."""
+        client = self._client
+        if client is None or client.connected_url is None:
+            return None
+        version = client.connected_server_version
+        address = client.connected_url.netloc.rpartition("@")[2]
+        return f"{address} ({version.major}.{version.minor}.{version.patch})"
+
+    async def last_position(self) -> Position:
+        """Ask the broker for the newest command in the stream."""
+        client, created_us = self._client, self._stream_created_us
+        if client is None or created_us is None:
+            raise BusUnavailable(self._told or "not connected to the broker yet")
+        jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
+        try:
+            info = await jetstream.stream_info(self._names.commands)
+        except (NatsError, OSError) as error:
+            raise BusUnavailable(f"the command stream does not answer: {_reason(error)}") from error
+        return Position(_microseconds(info.created) or created_us, info.state.last_seq)
 
     async def receive(self) -> "_NatsBatch":
         """Wait for messages and return those at hand, at least one and at most a batch."""
@@ -139,12 +172,12 @@ class NatsEventBus:
                 Outgoing(
                     self._subjects.event(event.tenant_id),
                     codec.encode_event(event, message_id),
-                    str(message_id),
+                    codec.event_headers(event, str(message_id)),
                 )
             )
         return await self._publisher.publish(outgoing)
 
-    async def keep_session(self) -> None:
+    async def _keep_session(self) -> None:
         """Connect, stay connected, connect again; for ever."""
         pause = FIRST_RETRY_S
         while True:
@@ -198,7 +231,7 @@ class NatsEventBus:
         jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
             await publisher.start()
-            pause = FIRST_RETRY_S
+            pause, answering = FIRST_RETRY_S, False
             while not client.is_closed:
                 self._session_over.clear()
                 try:
@@ -211,7 +244,10 @@ class NatsEventBus:
                 pause = FIRST_RETRY_S
                 # Only now: before the streams are there, every publication would be rejected.
                 self._client, self._publisher = client, publisher
-                self._tell_available(client)
+                if self._api is not None and not answering:
+                    answering = True
+                    await self._api.serve(client)
+                self._tell_available()
                 await self._watch(client)
                 await self._stop_pulling()
                 # The consumer or a stream is gone but the broker is not: do not ask too often.
@@ -236,9 +272,9 @@ class NatsEventBus:
             ack_wait_s=options.ack_wait_s,
             max_ack_pending=max(MIN_ACK_PENDING, BATCHES_IN_HAND * options.batch_size),
         )
-        if stream.created is None:
+        created_us = _microseconds(stream.created)
+        if created_us is None:
             raise NatsError("the broker does not say when the command stream was created")
-        created_us = round((stream.created - EPOCH).total_seconds() * 1_000_000)
         self._stream_created_us = created_us
         prefix = f"$JS.{options.domain}.API" if options.domain else "$JS.API"
         self._pull = CommandPull(
@@ -293,7 +329,9 @@ class NatsEventBus:
         position = Position(stream_created_us, delivery.sequence)
         command, refused = None, None
         try:
-            command = codec.decode_command(self._subjects, message.subject, message.data, position)
+            command = codec.decode_command(
+                self._subjects, message.subject, message.data, position, message.headers
+            )
         except CommandRefused as refusal:
             refused = (refusal, message.subject, message.data)
         self._buffer.append(
@@ -346,7 +384,7 @@ class NatsEventBus:
         return Outgoing(
             self._subjects.dead_letter(self._subjects.tenant_of(subject)),
             letter,
-            f"{self._names.commands}-{position.stream_created_us}-{position.sequence}",
+            {"Nats-Msg-Id": f"{self._names.commands}-{position.stream_created_us}-{position.sequence}"},
         )
 
     def _consumer_lost(self, detail: str) -> None:
@@ -374,14 +412,10 @@ class NatsEventBus:
             )
         self._told = reason
 
-    def _tell_available(self, client: Client) -> None:
+    def _tell_available(self) -> None:
         self._told = None
-        url, version = client.connected_url, client.connected_server_version
-        log.info(
-            "broker.connected",
-            server=url.netloc.rpartition("@")[2] if url else "",
-            version=f"{version.major}.{version.minor}.{version.patch}",
-        )
+        self._connected()
+        log.info("broker.connected", server=self.server)
 
 
 class _NatsBatch:
@@ -415,6 +449,10 @@ class _TolerantClient(Client):
             headers=headers,
             _sid=sid,
         )
+
+
+def _microseconds(created: datetime | None) -> int | None:
+    return None if created is None else round((created - EPOCH).total_seconds() * 1_000_000)
 
 
 async def _close(client: Client) -> None:

@@ -29,7 +29,8 @@ class Outgoing:
 
     subject: str
     body: bytes
-    message_id: str
+    headers: dict[str, str]
+    """Among them Nats-Msg-Id, by which the broker drops a repetition."""
 
 
 class _Pending:
@@ -88,9 +89,8 @@ class Publisher:
         return [result or _DISCONNECTED for result in pending.results]
 
     async def _send(self, message: Outgoing, reply: str, pending: _Pending, index: int) -> None:
-        headers = {"Nats-Msg-Id": message.message_id}
         try:
-            await self._client.publish(message.subject, message.body, reply=reply, headers=headers)
+            await self._client.publish(message.subject, message.body, reply=reply, headers=message.headers)
         except MaxPayloadError:
             pending.settle(index, PublishResult(Published.REJECTED, "larger than the broker's max_payload"))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -30,19 +31,29 @@ from timer_service.domain.messages import (
     Position,
     ServiceCallId,
     TenantId,
+    Trace,
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerKey, TimerQuery
+from timer_service.ports.timer_store import (
+    NOTHING_HELD_BACK,
+    Claim,
+    HeldBack,
+    StoreCounts,
+    TimerKey,
+    TimerQuery,
+)
 
 BUSY_TIMEOUT_MS: Final = 5_000
 CACHE_KIB: Final = 16_384
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+VACUUM_PAGES: Final = 256
+"""How much freed space one purge gives back to the file system at the most: 1 MiB."""
 OLDEST_SQLITE: Final = (3, 38, 0)
 """STRICT tables came with 3.37, JSON functions in every build with 3.38."""
 
 _COLUMNS: Final = (
     "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
-    "reached_at, cancelled_at, stream_created_us, stream_sequence"
+    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
 )
 
 # The rows that a batch of commands is about, found by primary key.
@@ -56,17 +67,18 @@ CROSS JOIN timer_schedules AS t
 
 # Rows as the domain's rules left them.
 _SAVE: Final = f"""
-INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
   state = excluded.state, due_at = excluded.due_at, generation = excluded.generation,
   correlation_id = excluded.correlation_id, reached_at = excluded.reached_at,
   cancelled_at = excluded.cancelled_at, stream_created_us = excluded.stream_created_us,
-  stream_sequence = excluded.stream_sequence
+  stream_sequence = excluded.stream_sequence, traceparent = excluded.traceparent,
+  tracestate = excluded.tracestate
 """  # noqa: S608 - the column list is a constant
 
 # The poll: what is due, oldest first, without what is held back.
 FIND_DUE: Final = """
-SELECT tenant_id, service_call_id, due_at, generation, correlation_id
+SELECT tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate
 FROM timer_schedules
 WHERE state = 'Scheduled' AND due_at <= :now
   AND tenant_id NOT IN (SELECT value FROM json_each(:held_tenants))
@@ -93,7 +105,7 @@ WHERE id NOT IN (SELECT value FROM json_each(:held_tenants))
 
 # Under backlog: the oldest few of each of these tenants.
 FIND_DUE_IN_TURNS: Final = """
-SELECT t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id
+SELECT t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.traceparent, t.tracestate
 FROM json_each(:tenants) AS tenant
 CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value
@@ -145,6 +157,15 @@ DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
   LIMIT ?)
 """
 
+# For health and metrics.
+COUNT: Final = """
+SELECT count(*),
+  (SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now),
+  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now),
+  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > :now)
+FROM timer_schedules WHERE state = 'Scheduled'
+"""
+
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
 
@@ -163,21 +184,31 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
                     await _prepare(writer, path, _text(now()))
             except TransientError as error:
                 raise StoreFailed(f"cannot write at start: {error}") from error
-            async with _connect(path, read_only=True) as reader:
-                yield SqliteTimerStore(path, writer, reader)
+            async with (
+                _connect(path, read_only=True) as reader,
+                _connect(path, read_only=True) as answerer,
+            ):
+                yield SqliteTimerStore(path, writer, reader, answerer)
 
 
 class SqliteTimerStore:
-    """The timer store on SQLite: one connection writes, another only reads.
+    """The timer store on SQLite: one connection writes, one finds what is due, one answers questions.
 
-    One writer, because SQLite before 3.51.3 can corrupt a WAL that two connections write or checkpoint
-    at once, and because a second writer would only wait for the first.
+    So a slow question holds up no timer. Only one writes, because SQLite before 3.51.3 can corrupt a WAL
+    that two connections write or checkpoint at once, and because a second writer would only wait.
     """
 
-    def __init__(self, path: Path, writer: aiosqlite.Connection, reader: aiosqlite.Connection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: aiosqlite.Connection,
+        reader: aiosqlite.Connection,
+        answerer: aiosqlite.Connection,
+    ) -> None:
         self._path = path
         self._writer = writer
         self._reader = reader
+        self._answerer = answerer
         self._writing = asyncio.Lock()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
@@ -221,7 +252,7 @@ class SqliteTimerStore:
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""
-        rows = await self._read(_GET, (tenant_id, service_call_id))
+        rows = await self._ask(_GET, (tenant_id, service_call_id))
         return _timer(rows[0]) if rows else None
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
@@ -238,7 +269,7 @@ class SqliteTimerStore:
             "limit": query.limit,
         }
         states = [query.state] if query.state else list(TimerState)
-        pages = [await self._read(sql, {**parameters, "state": state.value}) for state in states]
+        pages = [await self._ask(sql, {**parameters, "state": state.value}) for state in states]
         rows = merge(*pages, key=lambda row: (row[3], row[1]))
         return [_timer(row) for row, _ in zip(rows, range(query.limit), strict=False)]
 
@@ -246,7 +277,26 @@ class SqliteTimerStore:
         """Delete a bounded number of timers that ended before a moment."""
         async with self._transaction():
             cursor = await self._writer.execute(PURGE, (_text(ended_before), limit))
-            return cursor.rowcount
+            purged = cursor.rowcount
+        if purged:
+            async with self._writing:
+                with _translated(self._path):
+                    await self._writer.execute_fetchall(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        return purged
+
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count over the index of scheduled timers, beside the firing."""
+        rows = await self._ask(COUNT, {"now": _text(now)})
+        pending, overdue, oldest, nearest = rows[0]
+        return StoreCounts(
+            pending=pending,
+            overdue=overdue,
+            oldest_overdue_at=_moment(oldest),
+            next_due_at=_moment(nearest),
+            file_bytes=_size(self._path),
+            log_bytes=_size(self._path.with_name(self._path.name + "-wal")),
+            free_bytes=shutil.disk_usage(self._path.parent).free,
+        )
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark each timer whose published generation still stands."""
@@ -271,8 +321,16 @@ class SqliteTimerStore:
         )
 
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        return await self._fetch(self._reader, sql, parameters)
+
+    async def _ask(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        return await self._fetch(self._answerer, sql, parameters)
+
+    async def _fetch(
+        self, connection: aiosqlite.Connection, sql: str, parameters: Any
+    ) -> list[tuple[Any, ...]]:
         with _translated(self._path):
-            return list(await self._reader.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+            return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
@@ -377,6 +435,12 @@ def _fill_up(
     return list(merge(turns, spare, key=lambda row: str(row[2])))
 
 
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
 def _text(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
@@ -398,6 +462,8 @@ def _row(timer: Timer) -> tuple[Any, ...]:
         _text(timer.cancelled_at) if timer.cancelled_at else None,
         timer.position.stream_created_us,
         timer.position.sequence,
+        timer.trace.parent if timer.trace else None,
+        timer.trace.state if timer.trace else None,
     )
 
 
@@ -413,6 +479,7 @@ def _timer(row: Sequence[Any]) -> Timer:
         reached_at=_moment(row[7]),
         cancelled_at=_moment(row[8]),
         position=Position(row[9], row[10]),
+        trace=_trace(row[11], row[12]),
     )
 
 
@@ -423,4 +490,9 @@ def _due_timer(row: Sequence[Any]) -> DueTimer:
         due_at=datetime.fromisoformat(row[2]),
         generation=row[3],
         correlation_id=None if row[4] is None else CorrelationId(row[4]),
+        trace=_trace(row[5], row[6]),
     )
+
+
+def _trace(parent: str | None, state: str | None) -> Trace | None:
+    return None if parent is None else Trace(parent, state)
