@@ -9,7 +9,14 @@ from collections import deque
 from typing import Final
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from timer_service.domain.messages import TenantId
 from timer_service.ports.timer_store import StoreCounts
@@ -59,6 +66,7 @@ class Metrics:
     """Every metric of the service; docs/events.md describes each."""
 
     def __init__(self, *, tenants: int = 0) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         self._max_tenants = tenants
         self._tenants: set[TenantId] = set()
