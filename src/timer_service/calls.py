@@ -87,7 +87,11 @@ class Calls:
             "pending": counts.pending,
             "backlog": counts.overdue,
             "oldestOverdueSeconds": (now - overdue).total_seconds() if overdue else 0,
-            "nextDueAt": counts.next_due_at.isoformat() if counts.next_due_at else None,
+            "nextDueAt": _shown(counts.next_due_at),
             "databaseBytes": counts.file_bytes,
             **self._metrics.recent(),
         }
+
+
+def _shown(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

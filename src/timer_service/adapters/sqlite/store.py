@@ -157,14 +157,15 @@ DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
   LIMIT ?)
 """
 
-# For health and metrics.
-COUNT: Final = """
-SELECT count(*),
-  (SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now),
-  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now),
+# For health and metrics: what is overdue, and what comes next.
+COUNT_OVERDUE: Final = """
+SELECT count(*), min(due_at),
   (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > :now)
-FROM timer_schedules WHERE state = 'Scheduled'
+FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
 """
+
+# Once; from then on the changes are counted.
+COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
 
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
@@ -210,11 +211,12 @@ class SqliteTimerStore:
         self._reader = reader
         self._answerer = answerer
         self._writing = asyncio.Lock()
+        self._pending: int | None = None
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Load the rows concerned, apply the domain's rules in order, save what changed."""
         outcomes: list[Outcome] = []
-        async with self._transaction():
+        async with self._transaction() as changes:
             timers = await self._load({(c.tenant_id, c.service_call_id) for c in commands})
             changed: dict[TimerKey, Timer] = {}
             for command in commands:
@@ -223,6 +225,7 @@ class SqliteTimerStore:
                 timers[key], outcome = rules.apply(before, command, now)
                 if timers[key] is not before:
                     changed[key] = timers[key]
+                    changes.pending += _is_pending(timers[key]) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
                 await self._writer.executemany(_SAVE, [_row(timer) for timer in changed.values()])
@@ -285,11 +288,10 @@ class SqliteTimerStore:
         return purged
 
     async def count(self, now: datetime) -> StoreCounts:
-        """Count over the index of scheduled timers, beside the firing."""
-        rows = await self._ask(COUNT, {"now": _text(now)})
-        pending, overdue, oldest, nearest = rows[0]
+        """Count what is overdue; what is pending is known from counting every change."""
+        [(overdue, oldest, nearest)] = await self._ask(COUNT_OVERDUE, {"now": _text(now)})
         return StoreCounts(
-            pending=pending,
+            pending=await self._count_pending(),
             overdue=overdue,
             oldest_overdue_at=_moment(oldest),
             next_due_at=_moment(nearest),
@@ -300,12 +302,20 @@ class SqliteTimerStore:
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark each timer whose published generation still stands."""
-        async with self._transaction():
+        async with self._transaction() as changes:
             cursor = await self._writer.executemany(
                 _MARK_REACHED,
                 [(_text(e.reached_at), e.tenant_id, e.service_call_id, e.generation) for e in events],
             )
+            changes.pending = -cursor.rowcount
             return cursor.rowcount
+
+    async def _count_pending(self) -> int:
+        if self._pending is None:
+            # Nothing may change between the count and the first change that is counted.
+            async with self._writing:
+                [(self._pending,)] = await self._ask(COUNT_PENDING, ())
+        return self._pending
 
     async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
         rows = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
@@ -333,19 +343,30 @@ class SqliteTimerStore:
             return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:
+    async def _transaction(self) -> AsyncIterator["_Changes"]:
         """Run the block in one write transaction, durable when it ends, undone where it raises."""
+        changes = _Changes()
         async with self._writing:
             with _translated(self._path):
                 try:
                     await self._writer.execute("BEGIN IMMEDIATE")
-                    yield
+                    yield changes
                     await self._writer.execute("COMMIT")
+                    if self._pending is not None:
+                        self._pending += changes.pending
                 except BaseException:
+                    self._pending = None  # Whether the change is in is not known: count again.
                     # Also after a failed COMMIT, and where SQLite has rolled back by itself.
                     with suppress(sqlite3.Error):
                         await self._writer.execute("ROLLBACK")
                     raise
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What a transaction changes about the store as a whole."""
+
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +454,10 @@ def _fill_up(
     taken = {row[:2] for row in turns}
     spare = [row for row in oldest if row[:2] not in taken][: limit - len(turns)]
     return list(merge(turns, spare, key=lambda row: str(row[2])))
+
+
+def _is_pending(timer: Timer | None) -> bool:
+    return timer is not None and timer.state is TimerState.SCHEDULED
 
 
 def _size(path: Path) -> int:
