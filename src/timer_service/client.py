@@ -6,7 +6,7 @@ Needs nothing of this package but `wire`. Every other language does the same by 
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -84,11 +84,17 @@ class TimerClient:
         """Say that the timer is no longer wanted."""
         return await self._publish(tenant_id, service_call_id, None, None)
 
-    async def watch(self, tenant_id: str | None = None) -> AsyncIterator[Reached]:
-        """Yield each event as it is published; those from before the call are in the stream."""
+    async def watch(
+        self, tenant_id: str | None = None, *, subscribed: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Reached]:
+        """Yield each event as it is published; those from before the call are in the stream.
+
+        `subscribed` is called once no event can be missed any more.
+        """
         subject = f"{self._prefix}.events.{tenant_id or '*'}.{wire.DUE_TIME_REACHED}"
         subscription = await self._connection.subscribe(subject)
         await self._connection.flush()
+        subscribed()
         async for message in subscription.messages:
             received_ms = time.time_ns() // 1_000_000
             envelope = wire.read_envelope(message.data)

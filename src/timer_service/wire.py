@@ -44,7 +44,7 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}
 _TIME: Final = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]"
     r"([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]+))?)?"
-    r"(?:([Zz])|([+-])([0-9]{2}):?([0-9]{2})?)"
+    r"(?:([Zz])|([+-])([0-9]{2})(?::?([0-9]{2}))?)"
 )
 
 
@@ -343,8 +343,11 @@ def read_call(model: type[Call], body: bytes) -> Call:
     """Read the request of a call; an empty body counts as an empty object."""
     if len(body) > MAX_COMMAND_BYTES:
         raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
+    value = parse_json(body) if body else {}
+    if not isinstance(value, dict):
+        raise WireError("invalid", f"the body must be a JSON object (got {_quoted(value)})")
     try:
-        return model.model_validate(parse_json(body) if body else {})
+        return model.model_validate(value)
     except ValidationError as error:
         raise WireError("invalid", _explain(error)) from error
 

@@ -64,8 +64,8 @@ class Subjects:
 
     def tenant_of(self, command_subject: str) -> str | None:
         """Return the tenant that a command subject names, where it names one."""
-        tenant, _, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
-        return tenant if wire.is_tenant_id(tenant) else None
+        tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
+        return tenant if dot and wire.is_tenant_id(tenant) else None
 
 
 def decode_command(

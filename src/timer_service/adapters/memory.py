@@ -38,12 +38,16 @@ class MemoryTimerStore:
 
     def __init__(self) -> None:
         self.timers: dict[TimerKey, Timer] = {}
+        self._claimed: set[TimerKey] = set()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
-        """Apply the domain's rules in order."""
+        """Apply the domain's rules in order; a timer that is being fired is not open to calls."""
         outcomes = []
         for command in commands:
             key = (command.tenant_id, command.service_call_id)
+            if command.is_call and key in self._claimed:
+                outcomes.append(Outcome.DUE)
+                continue
             self.timers[key], outcome = rules.apply(self.timers.get(key), command, now)
             outcomes.append(outcome)
         return outcomes
@@ -63,7 +67,11 @@ class MemoryTimerStore:
             key=_by_due_time,
         )
         claimed = due if len(due) <= limit else sorted(_in_turns(due)[:limit], key=_by_due_time)
-        yield _MemoryClaim(self.timers, claimed, len(due) > limit)
+        self._claimed = {(timer.tenant_id, timer.service_call_id) for timer in claimed}
+        try:
+            yield _MemoryClaim(self.timers, claimed, len(due) > limit)
+        finally:
+            self._claimed = set()
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""

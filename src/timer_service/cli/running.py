@@ -12,7 +12,13 @@ import structlog
 import uvloop
 
 from timer_service import __version__
-from timer_service.adapters.nats.embedded import USUAL_PORT, EmbeddedBroker, embedded_broker
+from timer_service.adapters.nats.embedded import (
+    USUAL_PORT,
+    EmbeddedBroker,
+    embedded_broker,
+    free_port,
+)
+from timer_service.adapters.system import local_now
 from timer_service.bootstrap import open_service
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
@@ -42,8 +48,9 @@ def dev(options: argparse.Namespace) -> int:
     async def serve() -> None:
         stop = _stop_on_signals()
         async with embedded_broker(data, options.port) as broker:
-            _greet(broker, data)
-            ours = settings.model_copy(update={"broker_url": broker.url})
+            http_port = free_port(settings.http_port, 0) if settings.http_port else 0
+            ours = settings.model_copy(update={"broker_url": broker.url, "http_port": http_port})
+            _greet(broker, ours, data)
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(_fail_with(broker))
                 await _serve(ours, stop)
@@ -99,16 +106,19 @@ def _first_critical(group: BaseExceptionGroup[BaseException]) -> CriticalError |
     return None
 
 
-def _greet(broker: EmbeddedBroker, data: Path) -> None:
+def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:
     command = "timer-service" if shutil.which("timer-service") else sys.argv[0]
+    # A new id each time: a timer that was reached once never fires again.
+    order = f"order-{local_now():%H%M%S}"
     server = "" if broker.port == USUAL_PORT else f" --server {broker.url}"
     print(
         f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
         f"  broker  {broker.url}\n"
+        f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
         f"  data    {data}\n"
         "Try in another terminal:\n"
         f"  {command} watch{server}\n"
-        f"  {command} schedule --tenant acme --id order-42 --in 10s{server}\n"
-        f"  {command} cancel --tenant acme --id order-42{server}",
+        f"  {command} schedule --tenant acme --id {order} --in 10s{server}\n"
+        f"  {command} cancel --tenant acme --id {order}{server}",
         flush=True,
     )

@@ -71,10 +71,11 @@ def watch(options: argparse.Namespace) -> int:
         return complain(EXIT_USAGE, f"--tenant must be {wire.TENANT_RULE} (got {options.tenant!r})")
 
     async def follow(client: TimerClient) -> None:
-        seen = 0
-        if not options.json:
+        def ready() -> None:
             print("watching; Ctrl-C ends it", file=sys.stderr, flush=True)
-        async for reached in client.watch(options.tenant):
+
+        seen = 0
+        async for reached in client.watch(options.tenant, subscribed=ready):
             print(_as_json(reached) if options.json else _as_line(reached), flush=True)
             seen += 1
             if options.count is not None and seen >= options.count:

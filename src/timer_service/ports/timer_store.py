@@ -90,7 +90,8 @@ class TimerStore(Protocol):
         """Apply commands in the given order, all in one durable transaction, and say what each did.
 
         Repeating it changes nothing: a command that is not newer than the last one applied to its timer
-        is superseded. Raises TransientError with nothing applied, as far as one can know.
+        is superseded. A call, which comes alone, never changes a timer that is claimed or due: its outcome
+        is then DUE. Raises TransientError with nothing applied, as far as one can know.
         """
         ...
 

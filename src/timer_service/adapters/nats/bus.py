@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,6 +46,8 @@ ANSWER_TIMEOUT_S: Final = 5
 CLOSE_TIMEOUT_S: Final = 2.0
 LETTER_RETRY_S: Final = 5
 LETTER_MARGIN_BYTES: Final = 1_024
+MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
+MAX_LETTERS_BYTES: Final = 4 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +75,11 @@ class _Incoming:
     command: Command | None
     refused: tuple[CommandRefused, str, bytes] | None
 
+    @property
+    def size(self) -> int:
+        """Return the bytes that are kept of the message: all of what is refused, nothing of a command."""
+        return 0 if self.refused is None else len(self.refused[2])
+
 
 class NatsEventBus:
     """The event bus on JetStream.
@@ -99,6 +106,7 @@ class NatsEventBus:
         self._pull: CommandPull | None = None
         self._stream_created_us: int | None = None
         self._buffer: deque[_Incoming] = deque()
+        self._buffered_bytes = 0
         self._arrived = asyncio.Event()
         self._session_over = asyncio.Event()
         self._known_servers: set[str] = set()
@@ -159,7 +167,12 @@ class NatsEventBus:
                 await self._pull.top_up()
         # Taken without an await, so that cancelling loses nothing.
         count = min(len(self._buffer), self._options.batch_size)
-        return _NatsBatch(self, [self._buffer.popleft() for _ in range(count)])
+        messages = [self._buffer.popleft() for _ in range(count)]
+        self._buffered_bytes -= sum(message.size for message in messages)
+        return _NatsBatch(self, messages)
+
+    def _has_room(self) -> bool:
+        return len(self._buffer) < 2 * self._options.batch_size and self._buffered_bytes < MAX_BUFFERED_BYTES
 
     async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
         """Publish all events, then wait for their confirmations."""
@@ -215,8 +228,8 @@ class NatsEventBus:
             await _close(client)
             if not self._connected_before and _is_refusal(error):
                 raise BrokerRefused(
-                    f"the broker at {', '.join(servers)} does not accept our credentials ({error}): check "
-                    "TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
+                    f"the broker at {', '.join(_public(servers))} does not accept our credentials ({error}): "
+                    "check TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
                 ) from error
             raise
         finally:
@@ -247,6 +260,7 @@ class NatsEventBus:
                 if self._api is not None and not answering:
                     answering = True
                     await self._api.serve(client)
+                    await client.flush(timeout=ANSWER_TIMEOUT_S)
                 self._tell_available()
                 await self._watch(client)
                 await self._stop_pulling()
@@ -282,7 +296,7 @@ class NatsEventBus:
             f"{prefix}.CONSUMER.MSG.NEXT.{self._names.commands}.{CONSUMER_NAME}",
             batch_size=options.batch_size,
             deliver=lambda message: self._deliver(message, created_us),
-            has_room=lambda: len(self._buffer) < 2 * options.batch_size,
+            has_room=self._has_room,
             consumer_lost=self._consumer_lost,
         )
         await self._pull.start()
@@ -334,9 +348,9 @@ class NatsEventBus:
             )
         except CommandRefused as refusal:
             refused = (refusal, message.subject, message.data)
-        self._buffer.append(
-            _Incoming(message.reply, position, delivery.times_delivered > 1, command, refused)
-        )
+        incoming = _Incoming(message.reply, position, delivery.times_delivered > 1, command, refused)
+        self._buffer.append(incoming)
+        self._buffered_bytes += incoming.size
         self._arrived.set()
 
     async def answer(self, replies: Sequence[tuple[_Incoming, bytes]]) -> None:
@@ -351,6 +365,14 @@ class NatsEventBus:
                     await client.publish(incoming.reply, word)
 
     async def dead_letter(self, refused: Sequence[_Incoming]) -> list[Refusal]:
+        """Write letters, a few megabytes at a time, and terminate the messages."""
+        return [
+            refusal
+            for part in _in_parts(refused, MAX_LETTERS_BYTES)
+            for refusal in await self._write_letters(part)
+        ]
+
+    async def _write_letters(self, refused: Sequence[_Incoming]) -> list[Refusal]:
         """Write letters, then terminate the messages whose letter the broker confirmed."""
         publisher, client = self._publisher, self._client
         if publisher is None or client is None:
@@ -459,6 +481,19 @@ async def _close(client: Client) -> None:
     with suppress(NatsError, OSError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await client.close()
+
+
+def _in_parts(messages: Sequence[_Incoming], max_bytes: int) -> Iterator[list[_Incoming]]:
+    part: list[_Incoming] = []
+    size = 0
+    for message in messages:
+        if part and size + message.size > max_bytes:
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += message.size
+    if part:
+        yield part
 
 
 def _as_refusal(incoming: _Incoming) -> Refusal:

@@ -51,7 +51,8 @@ class _Pending:
 
     def settle_rest(self, result: PublishResult, subject: str | None = None) -> None:
         for index, message in enumerate(self.messages):
-            if subject is None or message.subject == subject:
+            # Without regard to case, because nats-py tells of errors in lower case.
+            if subject is None or message.subject.lower() == subject.lower():
                 self.settle(index, result)
 
 

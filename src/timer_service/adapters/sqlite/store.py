@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -212,9 +213,24 @@ class SqliteTimerStore:
         self._answerer = answerer
         self._writing = asyncio.Lock()
         self._pending: int | None = None
+        self._claimed: set[TimerKey] = set()
+        self._calling: Counter[TimerKey] = Counter()
+        self._called_lately: set[TimerKey] = set()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
-        """Load the rows concerned, apply the domain's rules in order, save what changed."""
+        """Apply the domain's rules; a timer that is being fired is not open to calls, nor the reverse."""
+        called = {(c.tenant_id, c.service_call_id) for c in commands if c.is_call}
+        if called & self._claimed:
+            return [Outcome.DUE for _ in commands]
+        self._called_lately |= called
+        self._calling.update(called)
+        try:
+            return await self._apply(commands, now)
+        finally:
+            self._calling.subtract(called)
+
+    async def _apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        """Load the rows concerned, apply the rules in order, save what changed."""
         outcomes: list[Outcome] = []
         async with self._transaction() as changes:
             timers = await self._load({(c.tenant_id, c.service_call_id) for c in commands})
@@ -242,11 +258,19 @@ class SqliteTimerStore:
             "held_tenants": json.dumps(sorted(held_back.tenants)),
             "held_timers": json.dumps(sorted(held_back.timers)),
         }
-        oldest = await self._read(FIND_DUE, parameters)
-        more = len(oldest) > limit
+        self._called_lately.clear()
+        found = await self._read(FIND_DUE, parameters)
+        more = len(found) > limit
         if more:
-            oldest = _fill_up(await self._take_turns(parameters, limit), oldest, limit)
-        yield _SqliteClaim(self, [_due_timer(row) for row in oldest], more)
+            found = _fill_up(await self._take_turns(parameters, limit), found, limit)
+        # A call that ran beside the reading may have changed what was read: that timer has to wait.
+        open_to_calls = self._called_lately | set(+self._calling)
+        rows = [row for row in found if row[:2] not in open_to_calls]
+        self._claimed = {row[:2] for row in rows}
+        try:
+            yield _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
+        finally:
+            self._claimed = set()
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
