@@ -24,8 +24,11 @@ from timer_service.domain.messages import (
     epoch_ms,
 )
 from timer_service.domain.timer import Timer
+from timer_service.ports.event_bus import Refusal
 
 UNKNOWN_TENANT: Final = "_"
+MAX_LETTER_BODY_BYTES: Final = wire.MAX_COMMAND_BYTES
+"""What is larger than any command need not be kept whole."""
 _WORST_JSON_GROWTH: Final = 6
 _LETTER_OVERHEAD: Final = 16_384
 _MAX_DETAIL: Final = 2_000
@@ -173,28 +176,28 @@ def _shown(moment: datetime | None) -> str | None:
 
 
 def encode_dead_letter(
-    refusal: CommandRefused,
+    refusal: Refusal,
     *,
-    subject: str,
     stream: str,
-    sequence: int,
     received_at: datetime,
     body: bytes,
     max_bytes: int,
 ) -> bytes:
-    """Return a dead letter of at most `max_bytes`; a body too large for it is cut."""
+    """Return a dead letter of at most `max_bytes`; a body too large for a letter is cut."""
     letter: dict[str, Any] = {
         "reason": refusal.reason.value,
         "detail": refusal.detail,
-        "subject": subject,
+        "subject": refusal.subject,
         "stream": stream,
-        "sequence": sequence,
+        "sequence": refusal.sequence,
         "receivedAt": wire.format_time(received_at),
     }
-    whole = _json({**letter, **_readable(body)})
-    if len(whole) <= max_bytes:
-        return whole
-    kept = body[: max(0, max_bytes - _LETTER_OVERHEAD) // _WORST_JSON_GROWTH]
+    if len(body) <= MAX_LETTER_BODY_BYTES:
+        whole = _json({**letter, **_readable(body)})
+        if len(whole) <= max_bytes:
+            return whole
+    room = max(0, max_bytes - _LETTER_OVERHEAD) // _WORST_JSON_GROWTH
+    kept = body[: min(room, MAX_LETTER_BODY_BYTES)]
     return _json({**letter, **_readable(kept, cut=True), "bodyTruncated": True})
 
 

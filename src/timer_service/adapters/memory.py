@@ -226,7 +226,7 @@ class _MemoryBatch:
     def __init__(self, bus: MemoryEventBus, messages: Sequence[_Message]) -> None:
         self._bus = bus
         self._accepted: list[_Message] = []
-        self._refused: list[tuple[_Message, CommandRefused]] = []
+        self._refused: list[tuple[_Message, Refusal]] = []
         self.commands: list[Command] = []
         self.redelivered = sum(message.deliveries > 0 for message in messages)
         for message in messages:
@@ -237,7 +237,8 @@ class _MemoryBatch:
                     codec.decode_command(bus.subjects, message.subject, message.body, position)
                 )
                 self._accepted.append(message)
-            except CommandRefused as refusal:
+            except CommandRefused as error:
+                refusal = Refusal(error.reason, error.detail, message.subject, message.sequence)
                 self._refused.append((message, refusal))
 
     async def acknowledge(self) -> None:
@@ -250,9 +251,7 @@ class _MemoryBatch:
         for message, refusal in self._refused:
             letter = codec.encode_dead_letter(
                 refusal,
-                subject=message.subject,
                 stream="TIMER_COMMANDS",
-                sequence=message.sequence,
                 received_at=self._bus.clock.now(),
                 body=message.body,
                 max_bytes=_LETTER_BYTES,
@@ -260,4 +259,4 @@ class _MemoryBatch:
             subject = self._bus.subjects.dead_letter(self._bus.subjects.tenant_of(message.subject))
             self._bus.letters.setdefault(message.sequence, (subject, letter))
             self._bus.pending.pop(message.sequence, None)
-        return [Refusal(r.reason, r.detail, m.subject, m.sequence) for m, r in self._refused]
+        return [refusal for _, refusal in self._refused]

@@ -73,12 +73,9 @@ class _Incoming:
     position: Position
     redelivered: bool
     command: Command | None
-    refused: tuple[CommandRefused, str, bytes] | None
-
-    @property
-    def size(self) -> int:
-        """Return the bytes that are kept of the message: all of what is refused, nothing of a command."""
-        return 0 if self.refused is None else len(self.refused[2])
+    refusal: Refusal | None = None
+    body: bytes = b""
+    """Kept only of what is refused."""
 
 
 class NatsEventBus:
@@ -168,7 +165,7 @@ class NatsEventBus:
         # Taken without an await, so that cancelling loses nothing.
         count = min(len(self._buffer), self._options.batch_size)
         messages = [self._buffer.popleft() for _ in range(count)]
-        self._buffered_bytes -= sum(message.size for message in messages)
+        self._buffered_bytes -= sum(len(message.body) for message in messages)
         return _NatsBatch(self, messages)
 
     def _has_room(self) -> bool:
@@ -341,16 +338,20 @@ class NatsEventBus:
     def _deliver(self, message: Msg, stream_created_us: int) -> None:
         delivery = read_delivery(message.reply)
         position = Position(stream_created_us, delivery.sequence)
-        command, refused = None, None
+        redelivered = delivery.times_delivered > 1
         try:
             command = codec.decode_command(
                 self._subjects, message.subject, message.data, position, message.headers
             )
-        except CommandRefused as refusal:
-            refused = (refusal, message.subject, message.data)
-        incoming = _Incoming(message.reply, position, delivery.times_delivered > 1, command, refused)
+            incoming = _Incoming(message.reply, position, redelivered, command)
+        except CommandRefused as error:
+            # What the error says, not the error: its traceback would keep the whole message in memory.
+            refusal = Refusal(error.reason, error.detail, message.subject, delivery.sequence)
+            # One byte more than a letter holds, so that it shows as cut.
+            body = message.data[: codec.MAX_LETTER_BODY_BYTES + 1]
+            incoming = _Incoming(message.reply, position, redelivered, None, refusal, body)
         self._buffer.append(incoming)
-        self._buffered_bytes += incoming.size
+        self._buffered_bytes += len(incoming.body)
         self._arrived.set()
 
     async def answer(self, replies: Sequence[tuple[_Incoming, bytes]]) -> None:
@@ -387,24 +388,21 @@ class NatsEventBus:
         for incoming, result in zip(refused, results, strict=True):
             if result.outcome is not Published.CONFIRMED:
                 log.warning("deadletter.delayed", sequence=incoming.position.sequence, detail=result.detail)
-        return [_as_refusal(incoming) for incoming, ok in zip(refused, written, strict=True) if ok]
+        return [m.refusal for m, ok in zip(refused, written, strict=True) if ok and m.refusal is not None]
 
     def _letter(self, incoming: _Incoming, max_bytes: int) -> Outgoing:
-        assert incoming.refused is not None
-        refusal, subject, body = incoming.refused
-        position = incoming.position
+        refusal, position = incoming.refusal, incoming.position
+        assert refusal is not None
         letter = codec.encode_dead_letter(
             refusal,
-            subject=subject,
             stream=self._names.commands,
-            sequence=position.sequence,
             received_at=self._clock.now(),
-            body=body,
+            body=incoming.body,
             max_bytes=max_bytes,
         )
         # The id is the message's own place in the stream, so that a second letter is dropped.
         return Outgoing(
-            self._subjects.dead_letter(self._subjects.tenant_of(subject)),
+            self._subjects.dead_letter(self._subjects.tenant_of(refusal.subject)),
             letter,
             {"Nats-Msg-Id": f"{self._names.commands}-{position.stream_created_us}-{position.sequence}"},
         )
@@ -487,19 +485,13 @@ def _in_parts(messages: Sequence[_Incoming], max_bytes: int) -> Iterator[list[_I
     part: list[_Incoming] = []
     size = 0
     for message in messages:
-        if part and size + message.size > max_bytes:
+        if part and size + len(message.body) > max_bytes:
             yield part
             part, size = [], 0
         part.append(message)
-        size += message.size
+        size += len(message.body)
     if part:
         yield part
-
-
-def _as_refusal(incoming: _Incoming) -> Refusal:
-    assert incoming.refused is not None
-    refusal, subject, _ = incoming.refused
-    return Refusal(refusal.reason, refusal.detail, subject, incoming.position.sequence)
 
 
 def _is_refusal(error: BaseException) -> bool:
