@@ -16,7 +16,7 @@ from timer_service.service import Service
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[Service]:
     """Build the service with its real adapters; the broker may still be away."""
-    clock = SystemClock()
+    clock = SystemClock(settings.max_clock_step_span)
     metrics = Metrics(tenants=settings.metrics_tenants)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_sqlite_store(settings.db_path, clock.now))
@@ -31,6 +31,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             metrics=metrics,
             precise_wakeup=settings.precise_wakeup,
             retention=settings.retention_span,
+            other_problems=lambda: {"clock": clock.problem},
         )
         calls = Calls(
             store=store,
@@ -38,6 +39,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             clock=clock,
             metrics=metrics,
             wake_for=service.wake_for,
+            accept_clock_step=clock.accept_step,
             facts=lambda: {"broker": bus.server, "problems": service.health().problems},
         )
         if settings.http_port:

@@ -35,6 +35,7 @@ class Calls:
         metrics: Metrics,
         wake_for: Callable[[datetime], None],
         facts: Callable[[], dict[str, Any]],
+        accept_clock_step: Callable[[], float],
     ) -> None:
         self._store = store
         self._bus = bus
@@ -42,6 +43,7 @@ class Calls:
         self._metrics = metrics
         self._wake_for = wake_for
         self._facts = facts
+        self._accept_clock_step = accept_clock_step
         self._answer = partial(answer_call, store=store, bus=bus, clock=clock)
         self.called = metrics.called
 
@@ -75,6 +77,12 @@ class Calls:
         return await self._answer(
             at=lambda position: CancelTimer(tenant_id, service_call_id, position, is_call=True)
         )
+
+    async def accept_clock_step(self) -> float:
+        """Follow the wall clock again, and look for due timers at once."""
+        step_s = self._accept_clock_step()
+        self._wake_for(self._clock.now())
+        return step_s
 
     async def status(self) -> dict[str, Any]:
         """Return how the service is: what it holds, how fast and how late it is, what is wrong."""

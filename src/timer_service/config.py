@@ -34,6 +34,14 @@ def _server_list(text: str) -> str:
     return ",".join(servers)
 
 
+def _clock_step(text: str) -> str:
+    if text != "off" and not timedelta(seconds=1) <= parse_duration(text) <= timedelta(
+        days=MAX_RETENTION_DAYS
+    ):
+        raise ValueError("out of range")
+    return text
+
+
 def _retention(text: str) -> str:
     if text != "off" and not timedelta(minutes=1) <= parse_duration(text) <= timedelta(
         days=MAX_RETENTION_DAYS
@@ -86,6 +94,11 @@ class Settings(BaseSettings):
         default=True,
         description="Wake when the next timer is due; if not, timers fire at the next poll",
         allowed="true or false",
+    )
+    max_clock_step: Annotated[str, AfterValidator(_clock_step)] = _setting(
+        "1h",
+        "A leap of the wall clock that is larger is not followed until `timer-service clock accept`",
+        f"a duration from 1s to {MAX_RETENTION_DAYS}d such as 1h, or off",
     )
     db_path: Path = _setting(
         Path("./event_service.db"), "The SQLite file that holds the timers", "the path of a file"
@@ -168,6 +181,11 @@ class Settings(BaseSettings):
     def retention_span(self) -> timedelta | None:
         """How long ended timers are kept; None for ever."""
         return None if self.retention == "off" else parse_duration(self.retention)
+
+    @property
+    def max_clock_step_span(self) -> timedelta | None:
+        """How far the wall clock may leap; None as far as it likes."""
+        return None if self.max_clock_step == "off" else parse_duration(self.max_clock_step)
 
     def nats_connect_options(self) -> dict[str, Any]:
         """Return the arguments of `nats.connect` that these settings stand for."""

@@ -57,6 +57,7 @@ class Service:
         metrics: Metrics,
         precise_wakeup: bool = True,
         retention: timedelta | None = None,
+        other_problems: Callable[[], dict[str, str | None]] = dict,
     ) -> None:
         self._store = store
         self._bus = bus
@@ -67,6 +68,7 @@ class Service:
         self._precise_wakeup = precise_wakeup
         self._retention = retention
         self._metrics = metrics
+        self._other_problems = other_problems
         self._hold_back = HoldBack()
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
@@ -92,7 +94,7 @@ class Service:
     def health(self) -> Health:
         """Say what is wrong at this moment."""
         silent_s = (self._clock.now() - self._polled_at).total_seconds()
-        problems = {"broker": self._bus.problem, "store": self._store_problem}
+        problems = {"broker": self._bus.problem, "store": self._store_problem, **self._other_problems()}
         if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
             problems["disk"] = f"only {self._free_bytes} bytes are free"
         return Health(

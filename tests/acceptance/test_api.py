@@ -244,7 +244,7 @@ async def test_the_service_answers_the_micro_service_verbs(world: World) -> None
 
     assert info["name"] == ping["name"] == stats["name"] == "timer"
     endpoints = {endpoint["name"]: endpoint for endpoint in info["endpoints"]}
-    assert set(endpoints) == {"get", "list", "schedule", "cancel", "status"}
+    assert set(endpoints) == {"get", "list", "schedule", "cancel", "status", "clock-accept"}
     schema = json.loads(endpoints["schedule"]["metadata"]["request_schema"])
     assert set(schema["required"]) == {"serviceCallId", "dueAt"}
 

@@ -65,6 +65,11 @@ class Subjects:
         """Where an operator asks how the service is."""
         return f"{self._prefix}.status"
 
+    @property
+    def clock_accept(self) -> str:
+        """Where an operator confirms a leap of the wall clock."""
+        return f"{self._prefix}.clock.accept"
+
     def tenant_of(self, command_subject: str) -> str | None:
         """Return the tenant that a command subject names, where it names one."""
         tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")

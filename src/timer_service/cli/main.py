@@ -117,6 +117,12 @@ def _add_asking(commands: "_Commands[argparse.ArgumentParser]") -> None:
     _add_client_arguments(status)
     status.set_defaults(handler=timers.status)
 
+    clock = commands.add_parser("clock", help="confirm a leap of the service's clock")
+    clock_actions = clock.add_subparsers(title="actions", metavar="", required=True)
+    accept = clock_actions.add_parser("accept", help="the wall clock is right: follow it")
+    _add_client_arguments(accept)
+    accept.set_defaults(handler=timers.accept_clock_step)
+
 
 def _add_deadletters(commands: "_Commands[argparse.ArgumentParser]") -> None:
     group = commands.add_parser("deadletters", help="look at what was refused, and send it again")

@@ -134,6 +134,17 @@ def status(options: argparse.Namespace) -> int:
     return converse(options, ask)
 
 
+def accept_clock_step(options: argparse.Namespace) -> int:
+    """Confirm that the wall clock of the service is right."""
+
+    async def confirm(client: TimerClient) -> None:
+        step_s = await client.accept_clock_step()
+        text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
+        tell(options, text, {"acceptedStepSeconds": step_s})
+
+    return converse(options, confirm)
+
+
 def _as_block(facts: dict[str, Any]) -> str:
     width = max(map(len, facts))
     return "\n".join(f"{name:<{width}}  {_plain(value)}" for name, value in facts.items())

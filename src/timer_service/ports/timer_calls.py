@@ -50,6 +50,10 @@ class TimerCalls(Protocol):
         """Return how the service is, for an operator."""
         ...
 
+    async def accept_clock_step(self) -> float:
+        """Take a leap of the wall clock for right; return its seconds."""
+        ...
+
     def called(self, endpoint: str, outcome: str, seconds: float) -> None:
         """Take note that a call was answered."""
         ...

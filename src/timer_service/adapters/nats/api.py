@@ -31,7 +31,7 @@ REPLY_PREFIX: Final = "_INBOX"
 
 log = structlog.get_logger(__name__)
 
-_Handler = Callable[[TenantId, Request], Awaitable[dict[str, Any]]]
+_Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 class TimerApi:
@@ -51,22 +51,25 @@ class TimerApi:
             version=__version__,
             description="Durable timers: query, schedule and cancel with a definite answer",
         )
-        endpoints: list[tuple[str, _Handler, type[wire.GetCall | wire.ListCall] | None]] = [
+        tenants: list[tuple[str, _Handler, type[wire.GetCall | wire.ListCall]]] = [
             ("get", self._get, wire.GetCall),
             ("list", self._list, wire.ListCall),
             ("schedule", self._schedule, wire.ScheduleCall),
             ("cancel", self._cancel, wire.GetCall),
         ]
-        for name, handler, model in endpoints:
+        for name, handler, model in tenants:
             await service.add_endpoint(
                 name=name,
                 subject=self._subjects.api("*", name),
                 handler=self._answering(name, handler),
-                metadata={"request_schema": json.dumps(model.model_json_schema())} if model else None,
+                metadata={"request_schema": json.dumps(model.model_json_schema())},
             )
-        await service.add_endpoint(
-            name="status", subject=self._subjects.status, handler=self._answering("status", self._status)
-        )
+        operators: list[tuple[str, str, _Handler]] = [
+            ("status", self._subjects.status, self._status),
+            ("clock-accept", self._subjects.clock_accept, self._accept_clock_step),
+        ]
+        for name, subject, handler in operators:
+            await service.add_endpoint(name=name, subject=subject, handler=self._answering(name, handler))
 
     def _answering(self, name: str, handler: _Handler) -> Callable[[Request], Awaitable[None]]:
         async def receive(request: Request) -> None:
@@ -84,10 +87,7 @@ class TimerApi:
         started = time.perf_counter()
         outcome = "500"
         try:
-            tenant = request.subject.rsplit(".", 2)[-2]
-            if name != "status" and not wire.is_tenant_id(tenant):
-                raise wire.WireError("invalid", f"subject: the tenant must be {wire.TENANT_RULE}")
-            answer = await handler(TenantId(tenant), request)
+            answer = await handler(request)
             outcome = str(answer.get("outcome", "ok"))
             await request.respond(wire.write_json(answer))
         except wire.WireError as error:
@@ -108,17 +108,17 @@ class TimerApi:
             self._slots.release()
             self._calls.called(name, outcome, time.perf_counter() - started)
 
-    async def _get(self, tenant_id: TenantId, request: Request) -> dict[str, Any]:
+    async def _get(self, request: Request) -> dict[str, Any]:
         call = wire.read_call(wire.GetCall, request.data)
-        timer = await self._calls.get(tenant_id, ServiceCallId(call.service_call_id))
+        timer = await self._calls.get(_tenant(request), ServiceCallId(call.service_call_id))
         if timer is None:
             raise ServiceError("404", f"there is no timer {call.service_call_id!r}")
         return {"timer": codec.timer_fields(timer)}
 
-    async def _list(self, tenant_id: TenantId, request: Request) -> dict[str, Any]:
+    async def _list(self, request: Request) -> dict[str, Any]:
         call = wire.read_call(wire.ListCall, request.data)
         query = TimerQuery(
-            tenant_id=tenant_id,
+            tenant_id=_tenant(request),
             state=None if call.state is None else TimerState(call.state),
             correlation_id=None if call.correlation_id is None else CorrelationId(call.correlation_id),
             due_from=call.due_from,
@@ -132,12 +132,12 @@ class TimerApi:
             answer["cursor"] = _write_cursor(timers[-1].due_at, timers[-1].service_call_id)
         return answer
 
-    async def _schedule(self, tenant_id: TenantId, request: Request) -> dict[str, Any]:
+    async def _schedule(self, request: Request) -> dict[str, Any]:
         call = wire.read_call(wire.ScheduleCall, request.data)
         correlation = None if call.correlation_id is None else CorrelationId(call.correlation_id)
         return _told(
             await self._calls.schedule(
-                tenant_id,
+                _tenant(request),
                 ServiceCallId(call.service_call_id),
                 call.due_at,
                 correlation,
@@ -145,12 +145,23 @@ class TimerApi:
             )
         )
 
-    async def _cancel(self, tenant_id: TenantId, request: Request) -> dict[str, Any]:
+    async def _cancel(self, request: Request) -> dict[str, Any]:
         call = wire.read_call(wire.GetCall, request.data)
-        return _told(await self._calls.cancel(tenant_id, ServiceCallId(call.service_call_id)))
+        return _told(await self._calls.cancel(_tenant(request), ServiceCallId(call.service_call_id)))
 
-    async def _status(self, _tenant: TenantId, _request: Request) -> dict[str, Any]:
+    async def _accept_clock_step(self, _: Request) -> dict[str, Any]:
+        return {"acceptedStepSeconds": await self._calls.accept_clock_step()}
+
+    async def _status(self, _: Request) -> dict[str, Any]:
         return await self._calls.status()
+
+
+def _tenant(request: Request) -> TenantId:
+    """Return the tenant of the subject, the only one that counts."""
+    tenant = request.subject.rsplit(".", 2)[-2]
+    if not wire.is_tenant_id(tenant):
+        raise wire.WireError("invalid", f"subject: the tenant must be {wire.TENANT_RULE}")
+    return TenantId(tenant)
 
 
 async def _refuse(request: Request, code: str, description: str) -> None:
