@@ -19,7 +19,6 @@ from timer_service.adapters.nats.embedded import (
     free_port,
 )
 from timer_service.adapters.system import local_now
-from timer_service.bootstrap import open_service
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
@@ -66,6 +65,9 @@ async def _fail_with(broker: EmbeddedBroker) -> None:
 
 
 async def _serve(settings: Settings, stop: asyncio.Event) -> None:
+    # Here, because it takes half a second that no other command has to wait for.
+    from timer_service.bootstrap import open_service  # noqa: PLC0415
+
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
     async with open_service(settings) as service:
