@@ -44,6 +44,10 @@ def encode(message: Any) -> bytes:
     return json.dumps(message).encode()
 
 
+def decode(body: bytes) -> Any:
+    return json.loads(body)
+
+
 def _envelope(
     kind: str, tenant: str, call: str, payload: dict[str, Any], changes: dict[str, Any]
 ) -> dict[str, Any]:

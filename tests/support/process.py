@@ -142,3 +142,30 @@ def run_cli(
         timeout=timeout_s,
         check=False,
     )
+
+
+def start_cli(*arguments: str, cwd: Path, **settings: object) -> "subprocess.Popen[str]":
+    """Start one command of the command line whose output the test reads while it runs."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "timer_service", *arguments],
+        cwd=cwd,
+        env={**clean, **{f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_or_kill(
+    *arguments: str, cwd: Path, timeout_s: float = 10.0, **settings: object
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command that must end by itself; one that does not is killed, and its code is -9."""
+    process = start_cli(*arguments, cwd=cwd, **settings)
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

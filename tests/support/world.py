@@ -12,6 +12,7 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
@@ -38,9 +39,10 @@ class World:
         self.jetstream: JetStreamContext
         self._processes: list[TimerServiceProcess] = []
 
-    async def open(self) -> "World":
+    async def open(self, **options: Any) -> "World":
+        """Connect as a tenant; `options` of nats.connect are for brokers that ask who is there."""
         self.client = await nats.connect(
-            self.broker.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore
+            self.broker.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore, **options
         )
         self.jetstream = self.client.jetstream()
         return self
@@ -119,6 +121,16 @@ class World:
         """Wait until the stream holds so many events and return them all."""
         return await self._wait_for_count(lambda: self.events(tenant), count, timeout_s)
 
+    async def wait_for_event_count(self, count: int, timeout_s: float = WAIT_S) -> None:
+        """Wait until the stream holds so many events, without reading them; an outage only delays it."""
+
+        async def enough() -> bool:
+            with contextlib.suppress(NatsError, TimeoutError):
+                return (await self.jetstream.stream_info(self.events_stream)).state.messages >= count
+            return False
+
+        await self.until(enough, f"{count} events", timeout_s)
+
     async def wait_for_letters(self, count: int, timeout_s: float = WAIT_S) -> list[dict[str, Any]]:
         return await self._wait_for_count(self.letters, count, timeout_s)
 
@@ -150,6 +162,25 @@ class World:
             return (await self.jetstream.stream_info(self.commands_stream)).state.messages == 0
 
         await self.until(empty, "the command stream to be empty", timeout_s)
+
+    async def wait_for_broker(self) -> None:
+        """Wait until our own connection has found the broker again, with JetStream ready."""
+
+        async def answers() -> bool:
+            with contextlib.suppress(NatsError, TimeoutError):
+                await self.client.request("$JS.API.INFO", timeout=0.5)
+                return True
+            return False
+
+        await self.until(answers, "the broker to answer")
+
+    async def wait_until_all_reached(self, count: int, timeout_s: float = WAIT_S) -> None:
+        """Wait until the file holds so many timers and every one is marked as reached."""
+
+        async def reached() -> bool:
+            return [row["state"] for row in self.rows()] == ["Reached"] * count
+
+        await self.until(reached, f"{count} timers to be marked as reached", timeout_s)
 
     def row(self, tenant: str, call: str) -> dict[str, Any] | None:
         """Return the timer's row as it stands in the file."""

@@ -1,116 +1,81 @@
-"""The machine's clock, and what is done about its leaps."""
+"""The machine's clock keeps the promises of the port."""
 
-from datetime import datetime, timedelta
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from timer_service.adapters.system import SystemClock
-from timer_service.domain.messages import EPOCH
-
-HOUR_MS = 3_600_000
+from tests.support.clock import REAL_LIMIT_S
+from timer_service.adapters.system import SystemClock, chance, local_now
 
 
-class Machine:
-    """A wall clock that can be set and a boot clock that cannot."""
+def test_now_is_the_present_millisecond_in_utc_and_never_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 1_767_268_800_123_999_999)
 
-    def __init__(self) -> None:
-        self.wall_ms = 1_800_000_000_000
-        self.boot_ms = 5_000
-
-    def pass_time(self, milliseconds: int) -> None:
-        self.wall_ms += milliseconds
-        self.boot_ms += milliseconds
-
-    def clock(self, max_step: timedelta | None = timedelta(hours=1)) -> SystemClock:
-        return SystemClock(max_step, wall_ms=lambda: self.wall_ms, boot_ms=lambda: self.boot_ms)
+    assert SystemClock().now() == datetime(2026, 1, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 
 
-def moment(milliseconds: int) -> datetime:
-    return EPOCH + timedelta(milliseconds=milliseconds)
+def test_now_moves_with_the_wall_clock() -> None:
+    before = datetime.now(UTC)
+
+    now = SystemClock().now()
+
+    assert before - timedelta(milliseconds=1) < now <= datetime.now(UTC)
+    assert now.tzinfo is UTC
 
 
-def test_it_follows_the_wall_clock() -> None:
-    machine = Machine()
-    clock = machine.clock()
+async def test_a_wait_ends_when_its_time_has_passed() -> None:
+    started = time.monotonic()
 
-    machine.pass_time(1234)
+    await SystemClock().wait(0.02, asyncio.Event())
 
-    assert clock.now() == moment(1_800_000_001_234)
-
-
-@pytest.mark.parametrize("step_ms", [1, 1000, HOUR_MS, -1, -HOUR_MS, -10 * 365 * 24 * HOUR_MS])
-def test_small_steps_forward_and_all_steps_back_are_followed(step_ms: int) -> None:
-    machine = Machine()
-    clock = machine.clock()
-
-    machine.wall_ms += step_ms
-
-    assert (clock.now(), clock.problem) == (moment(1_800_000_000_000 + step_ms), None)
+    assert time.monotonic() - started >= 0.019
 
 
-@pytest.mark.parametrize("step_ms", [HOUR_MS + 1, 24 * HOUR_MS, 10 * 365 * 24 * HOUR_MS])
-def test_a_large_leap_forward_is_held_back_and_reported(step_ms: int) -> None:
-    machine = Machine()
-    clock = machine.clock()
+async def test_a_wait_ends_when_it_is_woken() -> None:
+    wake = asyncio.Event()
+    waiting = asyncio.ensure_future(SystemClock().wait(3600, wake))
+    await asyncio.sleep(0)
 
-    machine.wall_ms += step_ms
-    machine.pass_time(500)
+    wake.set()
 
-    assert clock.now() == moment(1_800_000_000_500)
-    assert clock.problem is not None
-    assert f"{step_ms / 1000:g} s" in clock.problem
+    async with asyncio.timeout(REAL_LIMIT_S):
+        await waiting
 
 
-def test_a_held_leap_is_followed_once_it_is_accepted() -> None:
-    machine = Machine()
-    clock = machine.clock()
-    machine.wall_ms += 2 * HOUR_MS
-    clock.now()
+async def test_a_wait_that_is_woken_before_it_begins_is_over_at_once() -> None:
+    wake = asyncio.Event()
+    wake.set()
 
-    accepted_s = clock.accept_step()
-
-    assert accepted_s == 7200
-    assert (clock.now(), clock.problem) == (moment(1_800_000_000_000 + 2 * HOUR_MS), None)
+    async with asyncio.timeout(REAL_LIMIT_S):
+        await SystemClock().wait(3600, wake)
 
 
-def test_a_held_leap_is_forgotten_when_the_wall_clock_is_set_right() -> None:
-    machine = Machine()
-    clock = machine.clock()
-    machine.wall_ms += 2 * HOUR_MS
-    clock.now()
+async def test_a_wait_for_no_time_lets_others_run_and_ends() -> None:
+    others = asyncio.ensure_future(asyncio.sleep(0))
 
-    machine.wall_ms -= 2 * HOUR_MS
-    machine.pass_time(10)
+    await SystemClock().wait(0, asyncio.Event())
 
-    assert (clock.now(), clock.problem) == (moment(1_800_000_000_010), None)
+    assert others.done()
 
 
-def test_sleep_is_no_leap() -> None:
-    """The boot clock goes on while the machine sleeps."""
-    machine = Machine()
-    clock = machine.clock()
+async def test_a_wait_can_be_cancelled() -> None:
+    waiting = asyncio.ensure_future(SystemClock().wait(3600, asyncio.Event()))
+    await asyncio.sleep(0)
 
-    machine.pass_time(30 * 24 * HOUR_MS)
+    waiting.cancel()
 
-    assert (clock.now(), clock.problem) == (moment(1_800_000_000_000 + 30 * 24 * HOUR_MS), None)
-
-
-def test_slow_drift_is_followed_however_far_it_leads() -> None:
-    machine = Machine()
-    clock = machine.clock()
-
-    for _ in range(10_000):
-        machine.pass_time(1000)
-        machine.wall_ms += 1000
-        clock.now()
-
-    assert (clock.now(), clock.problem) == (moment(machine.wall_ms), None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
-def test_without_a_limit_every_leap_is_followed() -> None:
-    machine = Machine()
-    clock = machine.clock(max_step=None)
+def test_chance_is_from_0_to_1_and_varies() -> None:
+    numbers = [chance() for _ in range(100)]
 
-    machine.wall_ms += 1000 * HOUR_MS
+    assert all(0 <= number < 1 for number in numbers)
+    assert len(set(numbers)) > 1
 
-    assert (clock.now(), clock.problem) == (moment(1_800_000_000_000 + 1000 * HOUR_MS), None)
+
+def test_local_now_is_in_utc() -> None:
+    assert local_now().tzinfo is UTC

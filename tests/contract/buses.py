@@ -1,0 +1,250 @@
+"""Each event bus with a view of its broker from the other side: what a tenant sends and sees."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import nats
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import RawStreamMsg
+from nats.js.errors import NotFoundError
+
+from tests.support.broker import NatsServer
+from tests.support.clock import ManualClock
+from tests.support.proxy import Wire
+from timer_service.adapters.codec import Subjects
+from timer_service.adapters.memory import MemoryEventBus
+from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions, open_nats_bus
+from timer_service.domain.messages import EPOCH
+from timer_service.ports.event_bus import EventBus
+
+BATCH_SIZE = 10
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message in a stream."""
+
+    subject: str
+    message_id: str
+    body: dict[str, Any]
+
+
+class Line(Protocol):
+    """A bus, and its broker as others see it."""
+
+    @property
+    def bus(self) -> EventBus: ...
+
+    @property
+    def prefix(self) -> str: ...
+
+    @property
+    def stream(self) -> str:
+        """The name of the command stream."""
+        ...
+
+    async def stream_created_us(self) -> int: ...
+
+    async def send(self, subject: str, body: bytes) -> int:
+        """Put a message into the command stream and return its sequence."""
+        ...
+
+    async def events(self) -> list[Stored]: ...
+
+    async def letters(self) -> list[Stored]: ...
+
+    async def unfinished(self) -> list[int]:
+        """Return the sequences of the commands that are neither acknowledged nor terminated."""
+        ...
+
+    def redeliver(self) -> None:
+        """Let what was delivered and not acknowledged be delivered again, now or soon."""
+        ...
+
+    async def reject(self, tenant: str) -> None:
+        """Let the broker take no event of this tenant."""
+        ...
+
+    async def recreate_commands(self) -> None:
+        """Delete the command stream and everything in it, and have it made anew."""
+        ...
+
+    async def cut(self) -> None:
+        """Separate the bus from its broker."""
+        ...
+
+    async def mend(self) -> None: ...
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until a condition holds."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"waited {WAIT_S} s for {what}") from None
+
+
+class MemoryLine:
+    """The bus in memory, which is its own broker."""
+
+    prefix = "timer"
+    stream = "TIMER_COMMANDS"
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.bus = MemoryEventBus(clock, Subjects(self.prefix), batch_size=BATCH_SIZE)
+
+    async def stream_created_us(self) -> int:
+        return self.bus.stream_created_us
+
+    async def send(self, subject: str, body: bytes) -> int:
+        return self.bus.send(subject, body)
+
+    async def events(self) -> list[Stored]:
+        return [Stored(subject, key, json.loads(body)) for key, (subject, body) in self.bus.events.items()]
+
+    async def letters(self) -> list[Stored]:
+        return [
+            Stored(subject, str(sequence), json.loads(body))
+            for sequence, (subject, body) in self.bus.letters.items()
+        ]
+
+    async def unfinished(self) -> list[int]:
+        return sorted(self.bus.pending)
+
+    def redeliver(self) -> None:
+        self.bus.redeliver()
+
+    async def reject(self, tenant: str) -> None:
+        self.bus.rejected_subjects.add(self.bus.subjects.event(tenant))
+
+    async def recreate_commands(self) -> None:
+        self.bus.stream_created_us += 1
+        self.bus.pending.clear()
+        self.bus._last_sequence = 0
+
+    async def cut(self) -> None:
+        self.bus.connected = False
+
+    async def mend(self) -> None:
+        self.bus.connected = True
+
+
+class NatsLine:
+    """The bus on a real nats-server, behind a wire that can be cut."""
+
+    def __init__(self, bus: NatsEventBus, prefix: str, jetstream: JetStreamContext, wire: Wire) -> None:
+        self.bus = bus
+        self.prefix = prefix
+        self.stream = f"{prefix.upper()}_COMMANDS"
+        self._jetstream = jetstream
+        self._wire = wire
+
+    async def stream_created_us(self) -> int:
+        created = (await self._jetstream.stream_info(self.stream)).created
+        assert created is not None
+        return round((created - EPOCH).total_seconds() * 1_000_000)
+
+    async def send(self, subject: str, body: bytes) -> int:
+        return int((await self._jetstream.publish(subject, body)).seq)
+
+    async def events(self) -> list[Stored]:
+        return await self._read(f"{self.prefix.upper()}_EVENTS")
+
+    async def letters(self) -> list[Stored]:
+        return await self._read(f"{self.prefix.upper()}_DEADLETTER")
+
+    async def unfinished(self) -> list[int]:
+        return [sequence async for sequence, _ in self._messages(self.stream)]
+
+    async def _read(self, stream: str) -> list[Stored]:
+        found = []
+        async for _, message in self._messages(stream):
+            headers = message.headers or {}
+            found.append(
+                Stored(message.subject or "", headers["Nats-Msg-Id"], json.loads(message.data or b""))
+            )
+        return found
+
+    async def _messages(self, stream: str) -> AsyncIterator[tuple[int, RawStreamMsg]]:
+        state = (await self._jetstream.stream_info(stream)).state
+        for sequence in range(max(state.first_seq, 1), state.last_seq + 1):
+            with suppress(NotFoundError):
+                yield sequence, await self._jetstream.get_msg(stream, sequence)
+
+    def redeliver(self) -> None:
+        """Nothing to do: the broker delivers again by itself once the time to acknowledge is over."""
+
+    async def reject(self, tenant: str) -> None:
+        name = f"{self.prefix.upper()}_EVENTS"
+        config = (await self._jetstream.stream_info(name)).config
+        # Every event subject of the tests but this tenant's.
+        others = {"acme", "globex", "initech"} - {tenant}
+        config.subjects = [f"{self.prefix}.events.{other}.>" for other in sorted(others)]
+        await self._jetstream.update_stream(config)
+
+    async def recreate_commands(self) -> None:
+        before = await self.stream_created_us()
+        await self._jetstream.delete_stream(self.stream)
+
+        async def made_anew() -> bool:
+            try:
+                return await self.stream_created_us() > before and self.bus.is_connected
+            except NotFoundError:
+                return False
+
+        await until(made_anew, "the command stream to be made anew")
+
+    async def cut(self) -> None:
+        await self._wire.cut()
+
+    async def mend(self) -> None:
+        await self._wire.mend()
+        await self.until_connected()
+
+    async def until_connected(self) -> None:
+        async def connected() -> bool:
+            return self.bus.is_connected
+
+        await until(connected, "the bus to be connected")
+
+
+@asynccontextmanager
+async def memory_line(
+    broker: Callable[[], NatsServer], prefix: str, clock: ManualClock, ack_wait_s: float
+) -> AsyncIterator[Line]:
+    yield MemoryLine(clock)
+
+
+@asynccontextmanager
+async def nats_line(
+    broker: Callable[[], NatsServer], prefix: str, clock: ManualClock, ack_wait_s: float
+) -> AsyncIterator[Line]:
+    server = broker()
+    wire = Wire(server.port)
+    await wire.mend()
+    client: Client = await nats.connect(server.url)
+    options = NatsOptions(
+        connect={"servers": [f"nats://127.0.0.1:{wire.port}"]},
+        prefix=prefix,
+        batch_size=BATCH_SIZE,
+        ack_wait_s=ack_wait_s,
+    )
+    try:
+        async with open_nats_bus(options, clock, lambda: 0.5) as bus:
+            line = NatsLine(bus, prefix, client.jetstream(), wire)
+            await line.until_connected()
+            yield line
+    finally:
+        await client.close()
+        await wire.cut()
+
+
+BUSES = {"memory": memory_line, "nats": nats_line}

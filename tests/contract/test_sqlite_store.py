@@ -1,0 +1,865 @@
+"""What only the SQLite store promises: durability, one owner, a schema that holds, short searches."""
+
+import asyncio
+import fcntl
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import pytest
+
+from tests.support.clock import START
+from tests.support.timers import (
+    ACME,
+    GLOBEX,
+    at,
+    call,
+    cancel,
+    reached,
+    schedule,
+    scheduled_timer,
+)
+from timer_service.adapters.sqlite import schema
+from timer_service.adapters.sqlite import store as store_module
+from timer_service.adapters.sqlite.schema import Migration, load_migrations
+from timer_service.adapters.sqlite.store import (
+    BUSY_TIMEOUT_MS,
+    FIND_DUE,
+    FIND_DUE_IN_TURNS,
+    FIND_DUE_TENANTS,
+    LIST_BY_CORRELATION,
+    LIST_BY_STATE,
+    NEXT_DUE,
+    PURGE,
+    SqliteTimerStore,
+    open_sqlite_store,
+)
+from timer_service.domain.errors import (
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+    StoreInUse,
+    StoreTooNew,
+    TimerServiceError,
+)
+from timer_service.domain.timer import Outcome, TimerState
+from timer_service.ports.timer_store import TimerQuery
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "timers.db"
+
+
+@asynccontextmanager
+async def opened(path: Path, now: datetime = START) -> AsyncIterator[SqliteTimerStore]:
+    async with open_sqlite_store(path, lambda: now) as store:
+        yield store
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteTimerStore]:
+    async with opened(path) as it:
+        yield it
+
+
+async def value(connection: aiosqlite.Connection, sql: str) -> Any:
+    rows = list(await connection.execute_fetchall(sql))
+    return rows[0][0]
+
+
+def rows_in(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    """Read the file as another program would."""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as link:
+        return link.execute(sql).fetchall()
+
+
+# How it is opened
+
+
+@pytest.mark.parametrize(
+    ("pragma", "expected"),
+    [
+        ("journal_mode", "wal"),
+        ("synchronous", 2),
+        ("foreign_keys", 1),
+        ("busy_timeout", BUSY_TIMEOUT_MS),
+        ("auto_vacuum", 2),
+        ("journal_size_limit", 67_108_864),
+    ],
+)
+async def test_what_is_written_is_written_safely(
+    store: SqliteTimerStore, pragma: str, expected: object
+) -> None:
+    assert await value(store._writer, f"PRAGMA {pragma}") == expected
+
+
+async def test_the_second_connection_waits_too_and_cannot_write(store: SqliteTimerStore) -> None:
+    assert await value(store._reader, "PRAGMA busy_timeout") == BUSY_TIMEOUT_MS
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        await store._reader.execute("DELETE FROM timer_schedules")
+
+
+async def test_what_was_kept_is_there_after_a_restart(path: Path) -> None:
+    async with opened(path) as first:
+        await first.apply([schedule("order-1", 60, correlation="request-1"), cancel("order-2")], at(0))
+        kept = [await first.get(ACME, call(name)) for name in ("order-1", "order-2")]
+
+    async with opened(path) as second:
+        found = [await second.get(ACME, call(name)) for name in ("order-1", "order-2")]
+
+    assert found == kept
+    assert None not in found
+
+
+async def test_what_was_kept_is_in_the_file_before_apply_returns(store: SqliteTimerStore, path: Path) -> None:
+    await store.apply([schedule("order-1", 60)], at(0))
+
+    assert rows_in(path, "SELECT tenant_id, service_call_id, due_at FROM timer_schedules") == [
+        ("acme", "order-1", "2026-01-01T12:01:00.000Z")
+    ]
+
+
+async def test_a_path_with_strange_characters_is_that_path(tmp_path: Path) -> None:
+    odd = tmp_path / "ti mers?mode=memory#%41.db"
+
+    async with opened(odd) as store:
+        await store.apply([schedule()], at(0))
+
+    assert odd.exists()
+    assert len(rows_in(odd, "SELECT 1 FROM timer_schedules")) == 1
+
+
+# The schema
+
+GOOD = {
+    "tenant_id": "acme",
+    "service_call_id": "order-1",
+    "state": "Scheduled",
+    "due_at": "2026-01-01T12:00:00.000Z",
+    "generation": 1,
+    "registered_at": "2026-01-01T12:00:00.000Z",
+    "correlation_id": None,
+    "reached_at": None,
+    "cancelled_at": None,
+    "stream_created_us": 1,
+    "stream_sequence": 1,
+}
+T = "2026-01-01T12:00:00.000Z"
+ENDED = {"state": "Reached", "reached_at": T}
+WITHDRAWN = {"state": "Cancelled", "cancelled_at": T}
+
+
+async def insert(store: SqliteTimerStore, row: dict[str, Any]) -> None:
+    marks = ", ".join("?" for _ in row)
+    await store._writer.execute(
+        f"INSERT INTO timer_schedules ({', '.join(row)}) VALUES ({marks})", list(row.values())
+    )
+
+
+async def test_the_table_is_strict_and_without_rowid(store: SqliteTimerStore) -> None:
+    rows = await store._writer.execute_fetchall(
+        "SELECT strict, wr FROM pragma_table_list WHERE name = 'timer_schedules'"
+    )
+
+    assert list(rows) == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tenant_id": "x" * 64, "service_call_id": "😀" * 255, "correlation_id": "y" * 255},
+        {"due_at": "0001-01-01T00:00:00.000Z"},
+        {"due_at": "9999-12-31T23:59:59.999Z"},
+        ENDED,
+        WITHDRAWN,
+        {**WITHDRAWN, "due_at": None, "generation": 0},
+    ],
+    ids=repr,
+)
+async def test_the_schema_accepts_every_timer_there_can_be(
+    store: SqliteTimerStore, changes: dict[str, Any]
+) -> None:
+    await insert(store, {**GOOD, **changes})
+
+    assert await value(store._writer, "SELECT count(*) FROM timer_schedules") == 1
+
+
+BAD_TIMES = [
+    "2026-01-01T12:00:00Z",
+    "2026-01-01T12:00:00.00Z",
+    "2026-01-01T12:00:00.0000Z",
+    "2026-01-01T12:00:00.000",
+    "2026-01-01T12:00:00.000z",
+    "2026-01-01T12:00:00.000+00:00",
+    "2026-01-01 12:00:00.000Z",
+    "2026-01-01t12:00:00.000Z",
+    "2026-1-01T12:00:00.000Z",
+    "2026-21-01T12:00:00.000Z",
+    "2026-01-41T12:00:00.000Z",
+    "2026-01-01T32:00:00.000Z",
+    "2026-01-01T12:60:00.000Z",
+    "2026-01-01T12:00:60.000Z",
+    "02026-01-01T12:00:00.000Z",
+    " 2026-01-01T12:00:00.000Z",
+    "2026-01-01T12:00:00.000Z ",
+    "now",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", BAD_TIMES)
+@pytest.mark.parametrize(
+    ("column", "base"),
+    [("due_at", {}), ("registered_at", {}), ("reached_at", ENDED), ("cancelled_at", WITHDRAWN)],
+)
+async def test_the_schema_refuses_a_time_in_another_form(
+    store: SqliteTimerStore, column: str, base: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+        await insert(store, {**GOOD, **base, column: text})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "scheduled"},
+        {"state": "Done"},
+        {"state": ""},
+        {"state": None},
+        {"state": "Reached"},
+        {"state": "Cancelled"},
+        {"reached_at": T},
+        {"cancelled_at": T},
+        {**ENDED, "cancelled_at": T},
+        {"due_at": None},
+        {**ENDED, "due_at": None},
+        {**WITHDRAWN, "due_at": None, "generation": 1},
+        {"generation": -1},
+        {"generation": None},
+        {"generation": "one"},
+        {"registered_at": None},
+        {"tenant_id": ""},
+        {"tenant_id": "x" * 65},
+        {"tenant_id": None},
+        {"service_call_id": ""},
+        {"service_call_id": "x" * 256},
+        {"correlation_id": ""},
+        {"correlation_id": "x" * 256},
+        {"stream_created_us": None},
+        {"stream_sequence": "first"},
+    ],
+    ids=repr,
+)
+async def test_the_schema_refuses_a_timer_that_cannot_be(
+    store: SqliteTimerStore, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(sqlite3.IntegrityError):
+        await insert(store, {**GOOD, **changes})
+
+
+async def test_a_timer_has_one_row(store: SqliteTimerStore) -> None:
+    await insert(store, GOOD)
+
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        await insert(store, GOOD)
+
+
+async def test_a_batch_with_one_row_that_the_schema_refuses_is_not_kept_at_all(
+    store: SqliteTimerStore,
+) -> None:
+    with pytest.raises(StoreFailed):
+        await store.apply([schedule("order-1"), schedule("x" * 256, number=2)], at(0))
+
+    assert await store.get(ACME, call("order-1")) is None
+    assert await store.apply([schedule("order-1")], at(0)) == [Outcome.SCHEDULED]
+
+
+# Migrations
+
+
+def with_migrations(monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    """Give the program further migrations."""
+    known = load_migrations()
+    extra = [Migration(known[-1].version + n, f"extra_{n}", sql) for n, sql in enumerate(more, start=1)]
+    monkeypatch.setattr(schema, "load_migrations", lambda: [*known, *extra])
+
+
+def ledger(path: Path) -> list[tuple[Any, ...]]:
+    return rows_in(path, "SELECT version, name, applied_at FROM timer_migrations ORDER BY version")
+
+
+def test_migrations_are_numbered_from_1_without_a_gap() -> None:
+    migrations = load_migrations()
+
+    assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
+    assert migrations[0].name == "0001_timer_schedules"
+
+
+async def test_a_new_file_gets_every_migration_and_remembers_it(path: Path) -> None:
+    async with opened(path, at(1)):
+        pass
+
+    assert ledger(path) == [(m.version, m.name, "2026-01-01T12:00:01.000Z") for m in load_migrations()]
+
+
+async def test_a_migration_is_applied_once(path: Path) -> None:
+    async with opened(path, at(1)):
+        pass
+    before = ledger(path)
+
+    async with opened(path, at(2)):
+        pass
+
+    assert ledger(path) == before
+
+
+async def test_only_the_missing_migrations_are_applied_and_the_timers_stay(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path, at(1)) as old:
+        await old.apply([schedule("order-1", 60)], at(1))
+    before = ledger(path)
+    with_migrations(monkeypatch, "CREATE TABLE one (x);", "CREATE TABLE two (x);")
+
+    async with opened(path, at(2)) as new:
+        timer = await new.get(ACME, call("order-1"))
+
+    newest = before[-1][0]
+    assert ledger(path) == [
+        *before,
+        (newest + 1, "extra_1", "2026-01-01T12:00:02.000Z"),
+        (newest + 2, "extra_2", "2026-01-01T12:00:02.000Z"),
+    ]
+    assert timer == scheduled_timer("order-1", 60, registered_s=1)
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path, at(1)):
+        pass
+    before = ledger(path)
+    with_migrations(monkeypatch, "CREATE TABLE half (x); CREATE TABLE half (x);")
+
+    with pytest.raises(StoreFailed, match="half"):
+        async with opened(path, at(2)):
+            pass
+
+    assert ledger(path) == before
+    assert rows_in(path, "SELECT name FROM sqlite_schema WHERE name = 'half'") == []
+
+
+async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        with_migrations(newer, "CREATE TABLE one (x);")
+        async with opened(path, at(1)) as store:
+            await store.apply([schedule("order-1")], at(1))
+    before = ledger(path)
+    newest = load_migrations()[-1].version
+
+    with pytest.raises(StoreTooNew) as caught:
+        async with opened(path, at(2)):
+            pass
+
+    assert str(caught.value) == (
+        f"{path} has schema version {newest + 1}, this program knows {newest}: "
+        "run the newer version of timer-service that wrote it"
+    )
+    assert ledger(path) == before
+    assert len(rows_in(path, "SELECT 1 FROM timer_schedules")) == 1
+
+
+def test_a_program_without_its_migrations_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(schema, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "schema.py"))
+
+    with pytest.raises(StoreFailed, match="migrations are missing; install it again"):
+        load_migrations()
+
+
+# What cannot be opened
+
+
+async def fails_to_open(path: Path) -> str:
+    with pytest.raises(StoreFailed) as caught:
+        async with opened(path):
+            pass
+    return str(caught.value)
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_text("These are my notes. " * 500)
+
+    text = await fails_to_open(path)
+
+    assert text.startswith(f"{path}: file is not a database")
+    assert text.endswith("TIMER_DB_PATH must name a SQLite database or a new file")
+    assert path.read_text() == "These are my notes. " * 500
+
+
+async def make_corrupt(path: Path, first_page: int) -> None:
+    """Keep some timers, then overwrite every page of the file from this one on."""
+    async with opened(path) as store:
+        await store.apply([schedule(f"order-{n}", number=n) for n in range(1, 2_000)], at(0))
+    with path.open("r+b") as file:
+        file.seek(4096 * (first_page - 1))
+        file.write(b"\xa5" * (path.stat().st_size - file.tell()))
+
+
+async def test_a_corrupt_schema_is_found_at_start(path: Path) -> None:
+    await make_corrupt(path, 2)
+
+    text = await fails_to_open(path)
+
+    assert "the database is corrupt; restore it from a backup" in text
+
+
+async def test_corrupt_rows_are_found_when_they_are_read(path: Path) -> None:
+    async with opened(path) as store:
+        root = await value(
+            store._writer, "SELECT max(rootpage) FROM sqlite_schema WHERE name <> 'timer_migrations'"
+        )
+    await make_corrupt(path, int(root) + 1)
+
+    async with opened(path) as store:
+        with pytest.raises(StoreFailed, match="restore it from a backup"):
+            await store.list_timers(TimerQuery(ACME, limit=10_000))
+
+
+async def test_a_folder_is_no_database(tmp_path: Path) -> None:
+    folder = tmp_path / "folder.db"
+    folder.mkdir()
+
+    text = await fails_to_open(folder)
+
+    assert text.endswith("TIMER_DB_PATH must be a file this user may create and write")
+
+
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "timers.db"
+
+    assert await fails_to_open(path) == (
+        f"cannot open {path}.lock: No such file or directory; check TIMER_DB_PATH"
+    )
+
+
+async def test_a_sqlite_that_is_too_old_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "OLDEST_SQLITE", (99, 1, 0))
+
+    assert await fails_to_open(path) == (
+        f"SQLite {sqlite3.sqlite_version} is too old: 99.1.0 or newer is needed"
+    )
+
+
+async def test_a_file_that_cannot_be_written_at_start_is_a_failure(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path):
+        pass
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_MS", 1)
+
+    with another_writer(path):
+        text = await fails_to_open(path)
+
+    assert text.startswith(f"cannot write at start: {path}: database is locked")
+
+
+def sqlite_error(name: str) -> sqlite3.Error:
+    """Return the error that SQLite raises with this code."""
+    error = sqlite3.OperationalError("told by SQLite")
+    error.sqlite_errorcode = getattr(sqlite3, name)
+    error.sqlite_errorname = name
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "advice"),
+    [
+        ("SQLITE_BUSY", StoreBusy, ""),
+        ("SQLITE_BUSY_SNAPSHOT", StoreBusy, ""),
+        ("SQLITE_LOCKED", StoreBusy, ""),
+        ("SQLITE_FULL", StoreFull, ""),
+        ("SQLITE_IOERR_SHMSIZE", StoreFull, ""),
+        ("SQLITE_CORRUPT", StoreFailed, ": the database is corrupt; restore it from a backup"),
+        ("SQLITE_CORRUPT_INDEX", StoreFailed, ": the database is corrupt; restore it from a backup"),
+        ("SQLITE_NOTADB", StoreFailed, ": TIMER_DB_PATH must name a SQLite database or a new file"),
+        ("SQLITE_READONLY", StoreFailed, ": TIMER_DB_PATH must be a file this user may create and write"),
+        ("SQLITE_CANTOPEN", StoreFailed, ": TIMER_DB_PATH must be a file this user may create and write"),
+        ("SQLITE_PERM", StoreFailed, ": TIMER_DB_PATH must be a file this user may create and write"),
+        ("SQLITE_IOERR_FSYNC", StoreFailed, ": the store failed; restart once the disk is well"),
+        ("SQLITE_IOERR_WRITE", StoreFailed, ": the store failed; restart once the disk is well"),
+    ],
+)
+def test_each_error_of_sqlite_is_one_of_ours_and_says_what_to_do(
+    path: Path, name: str, kind: type[TimerServiceError], advice: str
+) -> None:
+    error = store_module._translate(sqlite_error(name), path)
+
+    assert type(error) is kind
+    assert str(error) == f"{path}: told by SQLite ({name}){advice}"
+
+
+def test_an_error_without_a_code_is_a_failure(path: Path) -> None:
+    error = store_module._translate(sqlite3.ProgrammingError("closed"), path)
+
+    assert type(error) is StoreFailed
+    assert str(error).startswith(f"{path}: closed (ProgrammingError)")
+
+
+# One owner
+
+
+async def test_a_second_owner_is_refused_and_told_who_has_the_file(path: Path) -> None:
+    async with opened(path):
+        with pytest.raises(StoreInUse) as caught:
+            async with opened(path):
+                pass
+
+    assert str(caught.value) == (
+        f"{path} is in use by another timer-service (process {os.getpid()}): two would fire every timer "
+        "twice; stop that one, or set TIMER_DB_PATH to another file"
+    )
+
+
+async def test_a_second_owner_is_refused_under_another_name_too(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other-name.db"
+    other.symlink_to(path)
+
+    async with opened(path):
+        with pytest.raises(StoreInUse):
+            async with opened(other):
+                pass
+
+
+async def test_the_first_owner_goes_on_after_a_second_was_refused(path: Path) -> None:
+    async with opened(path) as store:
+        with pytest.raises(StoreInUse):
+            async with opened(path):
+                pass
+
+        assert await store.apply([schedule("order-1")], at(0)) == [Outcome.SCHEDULED]
+        with pytest.raises(StoreInUse):
+            async with opened(path):
+                pass
+
+
+async def test_a_file_is_free_again_once_its_owner_has_left(path: Path) -> None:
+    async with opened(path):
+        pass
+
+    async with opened(path) as store:
+        assert await store.list_timers(TimerQuery(ACME)) == []
+
+
+async def test_a_file_is_free_again_after_a_start_that_failed(path: Path) -> None:
+    path.write_text("no database " * 100)
+    await fails_to_open(path)
+    path.unlink()
+
+    async with opened(path) as store:
+        assert await store.list_timers(TimerQuery(ACME)) == []
+
+
+async def test_an_owner_that_left_no_name_is_unknown(path: Path) -> None:
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    try:
+        with pytest.raises(StoreInUse, match=r"\(process unknown\)"):
+            async with opened(path):
+                pass
+    finally:
+        os.close(descriptor)
+
+
+# Busy
+
+
+@contextmanager
+def another_writer(path: Path) -> Iterator[None]:
+    """Hold the write lock as another program would, such as a backup or a shell."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as link:
+        link.execute("BEGIN IMMEDIATE")
+        yield
+        link.execute("ROLLBACK")
+
+
+async def hurry(store: SqliteTimerStore) -> None:
+    """Let a locked file be noticed at once."""
+    await store._writer.execute("PRAGMA busy_timeout = 1")
+
+
+async def test_while_another_connection_writes_the_store_is_busy_and_then_works(
+    store: SqliteTimerStore, path: Path
+) -> None:
+    await store.apply([schedule("order-1", 0)], at(0))
+    await hurry(store)
+
+    with another_writer(path):
+        with pytest.raises(StoreBusy):
+            await store.apply([schedule("order-2", number=2)], at(0))
+        with pytest.raises(StoreBusy):
+            await store.mark_reached([reached("order-1", 0)])
+        with pytest.raises(StoreBusy):
+            await store.purge(at(9), 10)
+        unmarked = await store.get(ACME, call("order-1"))
+        unknown = await store.get(ACME, call("order-2"))
+
+    assert (unmarked, unknown) == (scheduled_timer("order-1", 0), None)
+    assert await store.apply([schedule("order-2", number=2)], at(0)) == [Outcome.SCHEDULED]
+    assert await store.mark_reached([reached("order-1", 0)]) == 1
+
+
+async def test_reading_goes_on_while_another_connection_writes(store: SqliteTimerStore, path: Path) -> None:
+    await store.apply([schedule("order-1", 0), schedule("order-2", 60, number=2)], at(0))
+
+    with another_writer(path):
+        async with store.claim_due(at(0), 10) as claim:
+            due = [timer.service_call_id for timer in claim.timers]
+        next_due_at = await store.next_due_at(at(0))
+
+    assert (due, next_due_at) == (["order-1"], at(60))
+
+
+# Full
+
+
+async def fill(store: SqliteTimerStore) -> None:
+    """Let the file grow no further."""
+    pages = await value(store._writer, "PRAGMA page_count")
+    await store._writer.execute(f"PRAGMA max_page_count = {pages}")
+
+
+async def test_a_full_disk_keeps_nothing_of_a_batch_and_works_again_with_space(
+    store: SqliteTimerStore,
+) -> None:
+    batch = [schedule(f"order-{n}", number=n) for n in range(1, 2_000)]
+    await fill(store)
+
+    with pytest.raises(StoreFull):
+        await store.apply(batch, at(0))
+    kept = await store.list_timers(TimerQuery(ACME, limit=10_000))
+    await store._writer.execute("PRAGMA max_page_count = 100000")
+    outcomes = await store.apply(batch, at(0))
+
+    assert kept == []
+    assert set(outcomes) == {Outcome.SCHEDULED}
+    assert len(await store.list_timers(TimerQuery(ACME, limit=10_000))) == len(batch)
+
+
+async def test_a_full_disk_marks_nothing_of_a_batch(store: SqliteTimerStore) -> None:
+    names = [f"order-{n}" for n in range(2_000)]
+    await store.apply([schedule(name, 0, number=n) for n, name in enumerate(names)], at(0))
+    events = [reached(name, 0) for name in names]
+    await fill(store)
+
+    with pytest.raises(StoreFull):
+        await store.mark_reached(events)
+    unmarked = await store.list_timers(TimerQuery(ACME, state=TimerState.SCHEDULED, limit=10_000))
+    await store._writer.execute("PRAGMA max_page_count = 100000")
+
+    assert len(unmarked) == len(names)
+    assert await store.mark_reached(events) == len(names)
+
+
+# Cut off
+
+
+async def test_a_batch_that_is_cut_off_is_kept_whole_or_not_at_all(store: SqliteTimerStore) -> None:
+    kept = []
+
+    for attempt in range(30):
+        tenant = f"tenant-{attempt}"
+        batch = [schedule(f"order-{n}", tenant=tenant, number=n) for n in range(1, 50)]
+        applying = asyncio.ensure_future(store.apply(batch, at(0)))
+        for _ in range(attempt):
+            await asyncio.sleep(0)
+        applying.cancel()
+        await asyncio.gather(applying, return_exceptions=True)
+        kept.append(len(await store.list_timers(TimerQuery(batch[0].tenant_id, limit=100))))
+
+    assert set(kept) <= {0, 49}
+    assert await store.apply([schedule("order-1")], at(0)) == [Outcome.SCHEDULED]
+
+
+# Searches stay short beside a long history
+
+HISTORY = """
+WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 100000)
+INSERT INTO timer_schedules
+SELECT CASE WHEN n % 2 THEN 'acme' ELSE 'tenant-' || (n % 50) END, 'done-' || n, 'Reached',
+       strftime('%Y-%m-%dT%H:%M:%S.000Z', 1700000000 + n, 'unixepoch'), 1,
+       '2025-01-01T00:00:00.000Z', CASE WHEN n % 10 = 0 THEN 'request-' || n END,
+       strftime('%Y-%m-%dT%H:%M:%S.000Z', 1700000000 + n, 'unixepoch'), NULL, 1, n
+FROM numbers
+"""
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with 100,000 reached timers beside a few scheduled ones."""
+    path = tmp_path_factory.mktemp("history") / "timers.db"
+
+    async def make() -> None:
+        async with opened(path) as store:
+            await store._writer.execute(HISTORY)
+            await store.apply([schedule(f"waiting-{n}", -n, number=n) for n in range(1, 6)], at(0))
+            await store.apply([schedule("lone", -1, tenant=GLOBEX, correlation="request-1")], at(0))
+
+    asyncio.run(make())
+    return path
+
+
+SEARCHES: dict[str, tuple[str, set[str]]] = {
+    "FIND_DUE": (FIND_DUE, {"timer_schedules_due"}),
+    "NEXT_DUE": (NEXT_DUE, {"timer_schedules_due"}),
+    "FIND_DUE_TENANTS": (FIND_DUE_TENANTS, {"timer_schedules_by_tenant"}),
+    "FIND_DUE_IN_TURNS": (FIND_DUE_IN_TURNS, {"timer_schedules_by_tenant", "PRIMARY KEY"}),
+    "LIST_BY_STATE": (LIST_BY_STATE, {"timer_schedules_by_tenant"}),
+    "LIST_BY_CORRELATION": (LIST_BY_CORRELATION, {"timer_schedules_by_correlation"}),
+    "PURGE": (PURGE, {"timer_schedules_ended", "PRIMARY KEY"}),
+    "load": (store_module._LOAD, {"PRIMARY KEY"}),
+    "mark": (store_module._MARK_REACHED, {"PRIMARY KEY"}),
+    "get": (store_module._GET, {"PRIMARY KEY"}),
+}
+_STEP = re.compile(
+    r"(SEARCH|SCAN) (?:timer_schedules|t)\b(?:.* USING (?:COVERING )?(?:INDEX )?(\w+(?: KEY)?))?"
+)
+
+
+@pytest.mark.parametrize(("sql", "indexes"), SEARCHES.values(), ids=SEARCHES.keys())
+def test_every_look_is_a_search_on_its_index_and_never_a_scan(
+    history: Path, sql: str, indexes: set[str]
+) -> None:
+    nothing = dict.fromkeys(_parameters(sql)) or [None] * sql.count("?")
+
+    with closing(sqlite3.connect(history)) as link:
+        plan = [row[3] for row in link.execute(f"EXPLAIN QUERY PLAN {sql}", nothing)]
+
+    steps = [match.groups() for step in plan if (match := _STEP.match(step))]
+    assert set(steps) == {("SEARCH", index) for index in indexes}
+
+
+@pytest.mark.parametrize("sql", [FIND_DUE, LIST_BY_STATE, PURGE], ids=["FIND_DUE", "LIST_BY_STATE", "PURGE"])
+def test_what_can_be_long_is_read_in_the_order_of_its_index(history: Path, sql: str) -> None:
+    nothing = dict.fromkeys(_parameters(sql)) or [None] * sql.count("?")
+
+    with closing(sqlite3.connect(history)) as link:
+        plan = [row[3] for row in link.execute(f"EXPLAIN QUERY PLAN {sql}", nothing)]
+
+    assert [step for step in plan if "TEMP B-TREE" in step] == []
+
+
+def _parameters(sql: str) -> list[str]:
+    return [word.strip(":,()\n") for word in sql.replace("(", " ").split() if word.startswith(":")]
+
+
+@asynccontextmanager
+async def counted(connection: aiosqlite.Connection) -> AsyncIterator[list[int]]:
+    """Count the steps that SQLite takes on a connection."""
+    steps = [0]
+
+    def count() -> int:
+        steps[0] += 10
+        return 0
+
+    await connection.set_progress_handler(count, 10)
+    yield steps
+    await connection.set_progress_handler(None, 0)  # type: ignore[arg-type]
+
+
+ENOUGH_STEPS = 10_000
+
+
+async def test_the_poll_stays_short_beside_a_long_history(history: Path) -> None:
+    async with opened(history) as store, counted(store._reader) as steps:
+        async with store.claim_due(at(0), 100) as claim:
+            assert (len(claim.timers), claim.more) == (6, False)
+        assert await store.next_due_at(at(0)) is None
+
+    assert steps[0] < ENOUGH_STEPS
+
+
+async def test_taking_turns_stays_short_beside_a_long_history(history: Path) -> None:
+    async with (
+        opened(history) as store,
+        counted(store._reader) as steps,
+        store.claim_due(at(0), 3) as claim,
+    ):
+        names = [timer.service_call_id for timer in claim.timers]
+
+    assert names == ["waiting-5", "waiting-4", "lone"]
+    assert steps[0] < ENOUGH_STEPS
+
+
+async def test_the_last_page_of_a_list_costs_no_more_than_the_first(history: Path) -> None:
+    async with opened(history) as store:
+        query = TimerQuery(ACME, state=TimerState.REACHED, limit=100)
+        async with counted(store._reader) as first:
+            await store.list_timers(query)
+        late = datetime.fromisoformat("2023-11-16T01:43:21.000Z")
+        async with counted(store._reader) as last:
+            page = await store.list_timers(replace(query, after=(late, call("done-99001"))))
+
+    assert [timer.service_call_id for timer in page[:2]] == ["done-99003", "done-99005"]
+    assert last[0] <= 2 * first[0]
+
+
+async def test_a_purge_of_a_few_stays_short_beside_a_long_history(history: Path) -> None:
+    async with opened(history) as store, counted(store._writer) as steps:
+        assert await store.purge(at(0), 10) == 10
+
+    assert steps[0] < ENOUGH_STEPS
+
+
+# The package
+
+
+LOOK = "import timer_service.adapters.sqlite.schema as s; print(s.__file__, s.load_migrations())"
+
+
+def test_the_wheel_ships_the_migrations_and_finds_them(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import timer_service.adapters.sqlite.schema as s; print(s.__file__, s.load_migrations())",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+    installed = tmp_path / "installed" / "timer_service"
+    shipped = {file.name: file.read_text() for file in (installed / "migrations" / "sqlite").iterdir()}
+    assert shipped == {
+        file.name: file.read_text() for file in (REPOSITORY / "migrations" / "sqlite").glob("*.sql")
+    }
+    assert found == f"{installed / 'adapters' / 'sqlite' / 'schema.py'} {load_migrations()}\n"

@@ -1,0 +1,52 @@
+"""A clock that stands still until a test moves it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+REAL_LIMIT_S = 20.0
+
+
+class ManualClock:
+    """The Clock port by hand: the wall clock and the passing of time are moved separately."""
+
+    def __init__(self, now: datetime = START) -> None:
+        self._now = now
+        self._elapsed_s = 0.0
+        self._sleepers: dict[asyncio.Future[None], float] = {}
+        self.waits: list[float] = []
+        """Every span that was asked for, in order."""
+
+    def now(self) -> datetime:
+        return self._now
+
+    def step_to(self, moment: datetime) -> None:
+        """Set the wall clock as an operator would: nobody who sleeps notices."""
+        self._now = moment
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: the wall clock moves on, and whoever has slept long enough wakes."""
+        self._now += timedelta(seconds=seconds)
+        self._elapsed_s += seconds
+        for sleeper, ends_at in list(self._sleepers.items()):
+            if ends_at <= self._elapsed_s + 1e-9 and not sleeper.done():
+                sleeper.set_result(None)
+
+    async def wait(self, seconds: float, wake: asyncio.Event) -> None:
+        self.waits.append(seconds)
+        sleeper = asyncio.get_running_loop().create_future()
+        if seconds <= 0:
+            sleeper.set_result(None)
+        self._sleepers[sleeper] = self._elapsed_s + seconds
+        woken = asyncio.ensure_future(wake.wait())
+        try:
+            await asyncio.wait({sleeper, woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._sleepers[sleeper]
+            woken.cancel()
+
+    async def until_waits(self, count: int) -> None:
+        """Let the tasks run until so many waits have been asked for since the start."""
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while len(self.waits) < count:
+                await asyncio.sleep(0)

@@ -1,0 +1,105 @@
+"""The memory adapters, made to fail on demand and to tell what was asked of them."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
+from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.timer import DueTimer, Outcome
+from timer_service.ports.event_bus import CommandBatch, Published, PublishResult
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
+
+T = TypeVar("T")
+
+
+async def no_retry(step: Callable[[], Awaitable[T]]) -> T:
+    """Stand for a service that gives up at the first failure."""
+    return await step()
+
+
+class FragileStore(MemoryTimerStore):
+    """A memory store whose next calls fail with the errors that a test has laid out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self._errors: dict[str, list[Exception]] = defaultdict(list)
+
+    def fail(self, method: str, *errors: Exception) -> None:
+        """Let the next calls of a method fail, one with each error."""
+        self._errors[method].extend(errors)
+
+    def note(self, method: str) -> None:
+        self.calls.append(method)
+        if self._errors[method]:
+            raise self._errors[method].pop(0)
+
+    async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        self.note("apply")
+        return await super().apply(commands, now)
+
+    @asynccontextmanager
+    async def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AsyncIterator[Claim]:
+        self.note("claim_due")
+        async with super().claim_due(now, limit, held_back) as claim:
+            yield _FragileClaim(self, claim)
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        self.note("next_due_at")
+        return await super().next_due_at(after)
+
+
+@dataclass(frozen=True, slots=True)
+class _FragileClaim:
+    _store: FragileStore
+    _claim: Claim
+
+    @property
+    def timers(self) -> Sequence[DueTimer]:
+        return self._claim.timers
+
+    @property
+    def more(self) -> bool:
+        return self._claim.more
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        self._store.note("mark_reached")
+        return await self._claim.mark_reached(events)
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class RecordingBus:
+    """A memory bus that keeps every publication, and answers as a test wants it."""
+
+    inner: MemoryEventBus
+    published: list[list[DueTimeReached]] = field(default_factory=list)
+    """What was handed over, batch by batch."""
+    answers: Callable[[DueTimeReached], Published] = lambda _: Published.CONFIRMED
+    """What becomes of each event that the broker is there to take."""
+    meanwhile: Callable[[], Awaitable[None]] = _nothing
+    """Runs after the broker has the events and before the service knows."""
+
+    async def receive(self) -> CommandBatch:
+        return await self.inner.receive()
+
+    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+        self.published.append(list(events))
+        results = await self.inner.publish([e for e in events if self.answers(e) is Published.CONFIRMED])
+        confirmed = iter(results)
+        await self.meanwhile()
+        return [
+            next(confirmed)
+            if self.answers(event) is Published.CONFIRMED
+            else PublishResult(self.answers(event), "no")
+            for event in events
+        ]

@@ -1,0 +1,101 @@
+"""Commands and timers for tests of the core: only what a test is about is spelled out."""
+
+from datetime import datetime, timedelta
+
+from tests.support.clock import START
+from timer_service.domain.messages import (
+    CancelTimer,
+    CorrelationId,
+    DueTimeReached,
+    Position,
+    ScheduleTimer,
+    ServiceCallId,
+    TenantId,
+)
+from timer_service.domain.timer import Timer, TimerState
+
+ACME = TenantId("acme")
+GLOBEX = TenantId("globex")
+
+
+def at(seconds: float) -> datetime:
+    """Return a moment so far from the start of the test's clock, on a whole millisecond."""
+    return START + timedelta(milliseconds=round(seconds * 1000))
+
+
+def call(name: str) -> ServiceCallId:
+    return ServiceCallId(name)
+
+
+def correlation(name: str) -> CorrelationId:
+    return CorrelationId(name)
+
+
+def schedule(
+    name: str = "order-1",
+    due_s: float = 60,
+    *,
+    tenant: str = ACME,
+    number: int = 1,
+    stream: int = 1,
+    correlation: str | None = None,
+) -> ScheduleTimer:
+    """Return a ScheduleTimer, the `number`th message of its stream."""
+    return ScheduleTimer(
+        tenant_id=TenantId(tenant),
+        service_call_id=ServiceCallId(name),
+        due_at=at(due_s),
+        correlation_id=None if correlation is None else CorrelationId(correlation),
+        position=Position(stream, number),
+    )
+
+
+def cancel(name: str = "order-1", *, tenant: str = ACME, number: int = 2, stream: int = 1) -> CancelTimer:
+    """Return a CancelTimer, the `number`th message of its stream."""
+    return CancelTimer(TenantId(tenant), ServiceCallId(name), Position(stream, number))
+
+
+def scheduled_timer(
+    name: str = "order-1",
+    due_s: float = 60,
+    *,
+    tenant: str = ACME,
+    generation: int = 1,
+    registered_s: float = 0,
+    correlation: str | None = None,
+    number: int = 1,
+    stream: int = 1,
+) -> Timer:
+    """Return a timer that waits for its due time."""
+    return Timer(
+        tenant_id=TenantId(tenant),
+        service_call_id=ServiceCallId(name),
+        state=TimerState.SCHEDULED,
+        due_at=at(due_s),
+        generation=generation,
+        registered_at=at(registered_s),
+        correlation_id=None if correlation is None else CorrelationId(correlation),
+        reached_at=None,
+        cancelled_at=None,
+        position=Position(stream, number),
+    )
+
+
+def reached(
+    name: str = "order-1",
+    due_s: float = 0,
+    *,
+    tenant: str = ACME,
+    reached_s: float = 0,
+    generation: int = 1,
+    correlation: str | None = None,
+) -> DueTimeReached:
+    """Return the event of one firing."""
+    return DueTimeReached(
+        tenant_id=TenantId(tenant),
+        service_call_id=ServiceCallId(name),
+        due_at=at(due_s),
+        reached_at=at(reached_s),
+        generation=generation,
+        correlation_id=None if correlation is None else CorrelationId(correlation),
+    )

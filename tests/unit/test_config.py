@@ -1,0 +1,407 @@
+"""Settings: a wrong value is named with what is allowed, and no secret is ever shown."""
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from timer_service.config import Settings, env_name, load_settings, unknown_variables
+from timer_service.domain.errors import InvalidConfiguration
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Start without any setting, in an empty folder."""
+    for name in list(os.environ):
+        if name.upper().startswith("TIMER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def load(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Settings:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return load_settings()
+
+
+def complaint(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+    with pytest.raises(InvalidConfiguration) as caught:
+        load(monkeypatch, **variables)
+    return str(caught.value)
+
+
+# What holds without a setting
+
+
+def test_every_setting_has_a_default_or_is_unset() -> None:
+    assert load_settings().shown() == {
+        "TIMER_POLLING_INTERVAL": "5000",
+        "TIMER_BATCH_SIZE": "1000",
+        "TIMER_PRECISE_WAKEUP": "true",
+        "TIMER_DB_PATH": "event_service.db",
+        "TIMER_BROKER_URL": "nats://localhost:4222",
+        "TIMER_BROKER_USER": "",
+        "TIMER_BROKER_PASSWORD": "",
+        "TIMER_BROKER_TOKEN": "",
+        "TIMER_BROKER_CREDS": "",
+        "TIMER_BROKER_NKEY": "",
+        "TIMER_BROKER_TLS_CA": "",
+        "TIMER_BROKER_TLS_CERT": "",
+        "TIMER_BROKER_TLS_KEY": "",
+        "TIMER_JETSTREAM_DOMAIN": "",
+        "TIMER_SUBJECT_PREFIX": "timer",
+        "TIMER_STREAM_REPLICAS": "1",
+        "TIMER_ACK_WAIT": "10000",
+        "TIMER_LOG_LEVEL": "info",
+        "TIMER_LOG_FORMAT": "auto",
+    }
+
+
+def test_every_setting_says_what_is_allowed() -> None:
+    unsaid = [
+        name
+        for name, field in Settings.model_fields.items()
+        if not isinstance(field.json_schema_extra, dict) or not field.json_schema_extra["allowed"]
+    ]
+
+    assert unsaid == []
+
+
+def test_the_environment_sets_every_kind_of_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(
+        monkeypatch,
+        TIMER_POLLING_INTERVAL="10",
+        TIMER_BATCH_SIZE="10000",
+        TIMER_PRECISE_WAKEUP="false",
+        TIMER_DB_PATH="data/timers.db",
+        TIMER_BROKER_URL="nats://a:4222, tls://b ",
+        TIMER_JETSTREAM_DOMAIN="hub-1",
+        TIMER_SUBJECT_PREFIX="eu.timer",
+        TIMER_LOG_LEVEL="error",
+        TIMER_LOG_FORMAT="console",
+    )
+
+    assert settings == Settings(
+        polling_interval=10,
+        batch_size=10_000,
+        precise_wakeup=False,
+        db_path=Path("data/timers.db"),
+        broker_url="nats://a:4222,tls://b",
+        jetstream_domain="hub-1",
+        subject_prefix="eu.timer",
+        log_level="error",
+        log_format="console",
+    )
+
+
+def test_a_variable_is_known_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(monkeypatch, timer_polling_interval="250").polling_interval == 250
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, TIMER_POLLING_INTERVAL="", TIMER_BROKER_TOKEN="", TIMER_DB_PATH="")
+
+    assert settings == Settings()
+
+
+def test_a_dotenv_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("# ours\nTIMER_POLLING_INTERVAL=250\nOTHER_SERVICE=1\n")
+
+    assert load_settings().polling_interval == 250
+
+
+def test_the_environment_wins_over_the_dotenv_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TIMER_POLLING_INTERVAL=250\nTIMER_BATCH_SIZE=7\n")
+
+    settings = load(monkeypatch, TIMER_POLLING_INTERVAL="500")
+
+    assert (settings.polling_interval, settings.batch_size) == (500, 7)
+
+
+def test_an_argument_wins_over_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMER_BROKER_URL", "nats://a")
+
+    assert load_settings(broker_url="nats://b").broker_url == "nats://b"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nats://a", "tls://a:4443", "ws://a", "wss://a:443", "nats://user:pass@a:4222", "nats://[::1]:4222"],
+)
+def test_every_kind_of_server_is_accepted(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    assert load(monkeypatch, TIMER_BROKER_URL=url).broker_url == url
+
+
+# Wrong values
+
+SERVERS = "one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas"
+MILLISECONDS = "a whole number of milliseconds from"
+READABLE = "a file that this user may read"
+WRONG = [
+    ("TIMER_POLLING_INTERVAL", "5s", f"{MILLISECONDS} 10 to 3600000"),
+    ("TIMER_POLLING_INTERVAL", "9", f"{MILLISECONDS} 10 to 3600000"),
+    ("TIMER_POLLING_INTERVAL", "3600001", f"{MILLISECONDS} 10 to 3600000"),
+    ("TIMER_POLLING_INTERVAL", "1.5", f"{MILLISECONDS} 10 to 3600000"),
+    ("TIMER_POLLING_INTERVAL", "-1", f"{MILLISECONDS} 10 to 3600000"),
+    ("TIMER_BATCH_SIZE", "0", "a whole number from 1 to 10000"),
+    ("TIMER_BATCH_SIZE", "10001", "a whole number from 1 to 10000"),
+    ("TIMER_PRECISE_WAKEUP", "maybe", "true or false"),
+    ("TIMER_BROKER_URL", "localhost:4222", SERVERS),
+    ("TIMER_BROKER_URL", "http://localhost", SERVERS),
+    ("TIMER_BROKER_URL", "nats://a,,nats://b", SERVERS),
+    ("TIMER_BROKER_URL", "nats://a,b", SERVERS),
+    ("TIMER_BROKER_URL", "ws://", SERVERS),
+    ("TIMER_BROKER_URL", "nats://", SERVERS),
+    ("TIMER_BROKER_URL", "nats://:4222", SERVERS),
+    ("TIMER_BROKER_URL", "nats://host:port", SERVERS),
+    ("TIMER_BROKER_URL", "nats://host:99999", SERVERS),
+    ("TIMER_BROKER_CREDS", "/no/such/file", READABLE),
+    ("TIMER_BROKER_NKEY", "/no/such/file", READABLE),
+    ("TIMER_BROKER_NKEY", "/", READABLE),
+    ("TIMER_BROKER_TLS_CA", "/no/such/file", READABLE),
+    ("TIMER_BROKER_TLS_CERT", "/no/such/file", READABLE),
+    ("TIMER_BROKER_TLS_KEY", "/no/such/file", READABLE),
+    ("TIMER_JETSTREAM_DOMAIN", "a.b", "letters, digits, _ and -"),
+    ("TIMER_JETSTREAM_DOMAIN", "a\n", "letters, digits, _ and -"),
+    ("TIMER_SUBJECT_PREFIX", "a..b", "tokens of letters, digits, _ and -, separated by dots"),
+    ("TIMER_SUBJECT_PREFIX", "a.>", "tokens of letters, digits, _ and -, separated by dots"),
+    ("TIMER_SUBJECT_PREFIX", "a b", "tokens of letters, digits, _ and -, separated by dots"),
+    ("TIMER_SUBJECT_PREFIX", ".a", "tokens of letters, digits, _ and -, separated by dots"),
+    ("TIMER_SUBJECT_PREFIX", "a\n", "tokens of letters, digits, _ and -, separated by dots"),
+    ("TIMER_STREAM_REPLICAS", "0", "a whole number from 1 to 5"),
+    ("TIMER_STREAM_REPLICAS", "6", "a whole number from 1 to 5"),
+    ("TIMER_ACK_WAIT", "999", f"{MILLISECONDS} 1000 to 3600000"),
+    ("TIMER_ACK_WAIT", "3600001", f"{MILLISECONDS} 1000 to 3600000"),
+    ("TIMER_LOG_LEVEL", "loud", "one of debug, info, warning, error"),
+    ("TIMER_LOG_FORMAT", "xml", "one of auto, json, console"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), WRONG, ids=[f"{n}={v!r}" for n, v, _ in WRONG])
+def test_a_wrong_value_is_named_with_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
+) -> None:
+    assert complaint(monkeypatch, **{name: value}) == f"{name}={value!r}: must be {allowed}"
+
+
+def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complaint(monkeypatch, TIMER_BATCH_SIZE="many", TIMER_LOG_LEVEL="loud") == (
+        "TIMER_BATCH_SIZE='many': must be a whole number from 1 to 10000; "
+        "TIMER_LOG_LEVEL='loud': must be one of debug, info, warning, error"
+    )
+
+
+def test_a_wrong_value_in_the_dotenv_file_is_named_too(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TIMER_BATCH_SIZE=many\n")
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_settings()
+
+    assert str(caught.value) == "TIMER_BATCH_SIZE='many': must be a whole number from 1 to 10000"
+
+
+def test_a_dotenv_file_that_is_no_text_is_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"TIMER_BATCH_SIZE=\xff\n")
+
+    with pytest.raises(InvalidConfiguration, match=r"\.env"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"TIMER_BROKER_USER": "u"}, "TIMER_BROKER_USER and TIMER_BROKER_PASSWORD must be set together"),
+        ({"TIMER_BROKER_PASSWORD": "p"}, "TIMER_BROKER_USER and TIMER_BROKER_PASSWORD must be set together"),
+        (
+            {"TIMER_BROKER_USER": "u", "TIMER_BROKER_PASSWORD": "p", "TIMER_BROKER_TOKEN": "t"},
+            "only one of TIMER_BROKER_USER, TIMER_BROKER_TOKEN may be set",
+        ),
+        (
+            {"TIMER_BROKER_CREDS": "a.file", "TIMER_BROKER_NKEY": "a.file"},
+            "only one of TIMER_BROKER_CREDS, TIMER_BROKER_NKEY may be set",
+        ),
+        (
+            {"TIMER_BROKER_TLS_CERT": "a.file"},
+            "TIMER_BROKER_TLS_CERT and TIMER_BROKER_TLS_KEY must be set together",
+        ),
+        (
+            {"TIMER_BROKER_TLS_KEY": "a.file"},
+            "TIMER_BROKER_TLS_CERT and TIMER_BROKER_TLS_KEY must be set together",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], text: str
+) -> None:
+    (tmp_path / "a.file").write_text("")
+
+    assert complaint(monkeypatch, **variables) == text
+
+
+# Secrets
+
+SECRET = "hunter2"
+
+
+def test_secrets_are_masked_where_settings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(
+        monkeypatch,
+        TIMER_BROKER_URL=f"nats://user:{SECRET}@a:4222,nats://b,nats://{SECRET}@c",
+        TIMER_BROKER_USER="service",
+        TIMER_BROKER_PASSWORD=SECRET,
+    )
+
+    shown = settings.shown()
+
+    assert shown["TIMER_BROKER_URL"] == "nats://*****@a:4222,nats://b,nats://*****@c"
+    assert (shown["TIMER_BROKER_USER"], shown["TIMER_BROKER_PASSWORD"]) == ("service", "*****")
+    assert SECRET not in str(shown)
+
+
+def test_a_token_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, TIMER_BROKER_TOKEN=SECRET)
+
+    assert settings.shown()["TIMER_BROKER_TOKEN"] == "*****"
+    assert SECRET not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TIMER_BROKER_URL": f"http://user:{SECRET}@host"},
+        {"TIMER_BROKER_URL": f"nats://user:{SECRET}@host,wrong"},
+        {"TIMER_BROKER_PASSWORD": SECRET},
+        {"TIMER_BROKER_USER": "u", "TIMER_BROKER_PASSWORD": SECRET, "TIMER_BROKER_TOKEN": SECRET},
+    ],
+)
+def test_no_complaint_shows_a_secret(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    text = complaint(monkeypatch, **variables)
+
+    assert SECRET not in text
+    assert "TIMER_BROKER_" in text
+
+
+def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_settings(broker_token=[SECRET])
+
+    assert str(caught.value) == "TIMER_BROKER_TOKEN=*****: must be a text"
+
+
+# The connection
+
+
+def test_servers_alone_need_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, TIMER_BROKER_URL="nats://a,nats://b")
+
+    assert settings.nats_connect_options() == {"servers": ["nats://a", "nats://b"]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        (
+            {"TIMER_BROKER_USER": "u", "TIMER_BROKER_PASSWORD": SECRET},
+            {"user": "u", "password": SECRET},
+        ),
+        ({"TIMER_BROKER_TOKEN": SECRET}, {"token": SECRET}),
+        ({"TIMER_BROKER_CREDS": "a.file"}, {"user_credentials": "a.file"}),
+        ({"TIMER_BROKER_NKEY": "a.file"}, {"nkeys_seed": "a.file"}),
+    ],
+)
+def test_each_way_to_prove_who_we_are_reaches_the_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], options: dict[str, str]
+) -> None:
+    (tmp_path / "a.file").write_text("")
+
+    settings = load(monkeypatch, **variables)
+
+    assert settings.nats_connect_options() == {"servers": ["nats://localhost:4222"], **options}
+
+
+# Made for this test alone; it opens nothing.
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBkjCCATegAwIBAgIUbNwFGwQ0wO/OgbxBE6b+0oE4J/kwCgYIKoZIzj0EAwIw
+HTEbMBkGA1UEAwwSdGltZXItc2VydmljZS10ZXN0MCAXDTI2MTExNjA3NTAxNFoY
+DzIxMjYxMDIzMDc1MDE0WjAdMRswGQYDVQQDDBJ0aW1lci1zZXJ2aWNlLXRlc3Qw
+WTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAATUqXIKPrhhGV7I/FaANU1HvsQ4pdsg
+zGMIgwPB+aq8heCTUZ/7lWOhQRYdEdIMAFngInFWfznquZN6dcaakjHJo1MwUTAd
+BgNVHQ4EFgQUQkDo8NY9IfRAG8NYxtrNXGA6AbIwHwYDVR0jBBgwFoAUQkDo8NY9
+IfRAG8NYxtrNXGA6AbIwDwYDVR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNJADBG
+AiEAqO4VG49amXMNli1DX1PIj+ICaAgdvOsilMUVi7hz5lACIQCrY0gOvPtZdEC5
+sWsFBHN2qagVPaeJWfvNqopMBWoOdw==
+-----END CERTIFICATE-----
+"""
+KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgxdat7aDLYrqNc87u
+MWixmQdea94Rg0sAU1Gke1Jv+4ShRANCAATUqXIKPrhhGV7I/FaANU1HvsQ4pdsg
+zGMIgwPB+aq8heCTUZ/7lWOhQRYdEdIMAFngInFWfznquZN6dcaakjHJ
+-----END PRIVATE KEY-----
+"""
+
+
+def test_a_ca_of_ones_own_replaces_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text(CERTIFICATE)
+
+    context = load(monkeypatch, TIMER_BROKER_TLS_CA="ca.pem").nats_connect_options()["tls"]
+
+    assert isinstance(context, ssl.SSLContext)
+    assert context.cert_store_stats()["x509"] == 1
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_a_client_certificate_is_taken_with_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    (tmp_path / "key.pem").write_text(KEY)
+
+    options = load(
+        monkeypatch, TIMER_BROKER_TLS_CERT="cert.pem", TIMER_BROKER_TLS_KEY="key.pem"
+    ).nats_connect_options()
+
+    assert isinstance(options["tls"], ssl.SSLContext)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TIMER_BROKER_TLS_CA": "a.file"},
+        {"TIMER_BROKER_TLS_CERT": "a.file", "TIMER_BROKER_TLS_KEY": "a.file"},
+    ],
+)
+def test_tls_files_that_are_no_certificates_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    (tmp_path / "a.file").write_text("not a certificate")
+    settings = load(monkeypatch, **variables)
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        settings.nats_connect_options()
+
+    assert str(caught.value).startswith(
+        "TIMER_BROKER_TLS_CA, _CERT and _KEY must be PEM files that belong together: "
+    )
+
+
+# Misspelt variables
+
+
+def test_a_misspelt_variable_is_answered_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMER_POLING_INTERVAL", "1")
+    monkeypatch.setenv("TIMER_ZZZZZZ", "1")
+    monkeypatch.setenv("TIMERS", "1")
+
+    assert unknown_variables() == [
+        "TIMER_POLING_INTERVAL is not a setting; did you mean TIMER_POLLING_INTERVAL?",
+        "TIMER_ZZZZZZ is not a setting",
+    ]
+
+
+def test_known_variables_bring_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.setenv(env_name(name), "1")
+    monkeypatch.setenv("timer_batch_size", "1")
+
+    assert unknown_variables() == []

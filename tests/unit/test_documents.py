@@ -1,0 +1,101 @@
+"""What the documents refer to exists: files, functions, limits, headings."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import timer_service
+from tests.support.documents import ROOT, code_words, read, table
+
+ARCHITECTURE = "docs/architecture.md"
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+)
+PACKAGE = Path(timer_service.__file__).parent
+
+_LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_somewhere(document: str) -> None:
+    broken = []
+
+    for target, heading in _LINK.findall(read(document)):
+        path = (ROOT / document).parent / target if target else ROOT / document
+        if not path.exists() or (heading and heading not in _anchors(path)):
+            broken.append(f"{target}#{heading}")
+
+    assert broken == []
+
+
+def test_every_file_and_name_in_the_architecture_exists() -> None:
+    references = re.findall(r"([\w/]+\.py)::([\w.]+)", read(ARCHITECTURE))
+
+    missing = [(file, name) for file, name in references if not _exists(file, name)]
+
+    assert len(references) > 30
+    assert missing == []
+
+
+def test_every_file_drawn_in_the_architecture_exists() -> None:
+    drawn = re.findall(r"[\w/]+\.py\b", read(ARCHITECTURE))
+
+    assert [name for name in drawn if not (PACKAGE / name).is_file()] == []
+
+
+def test_every_limit_has_the_value_that_the_architecture_gives() -> None:
+    described = {code_words(row["limit"])[0]: row["value"] for row in table(ARCHITECTURE, "limit")}
+
+    assert described == {reference: _value(*reference.split("::")) for reference in described}
+
+
+def test_the_index_of_decisions_lists_every_one_by_its_title() -> None:
+    listed = {row["number"]: row["decision"] for row in table("docs/adr/README.md", "number")}
+
+    expected = {}
+    for path in sorted((ROOT / "docs/adr").glob("[0-9]*.md")):
+        number, title = path.read_text("utf-8").splitlines()[0].removeprefix("# ").split(" ", 1)
+        expected[f"[{number}]({path.name})"] = title
+    assert listed == expected
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
+
+    assert versions[0] == timer_service.__version__
+
+
+def _anchors(path: Path) -> set[str]:
+    return {_anchor(heading) for heading in _HEADING.findall(path.read_text("utf-8"))}
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _exists(file: str, name: str) -> bool:
+    path = PACKAGE / file
+    return path.is_file() and name in _names(ast.parse(path.read_text("utf-8")).body)
+
+
+def _names(body: list[ast.stmt], prefix: str = "") -> set[str]:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(prefix + node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= _names(node.body, f"{prefix}{node.name}.")
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        names |= {prefix + target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _value(file: str, name: str) -> str:
+    module = importlib.import_module("timer_service." + file.removesuffix(".py").replace("/", "."))
+    value = getattr(module, name)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -1,0 +1,351 @@
+"""Due timers are published first and marked once the broker has them."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.fakes import FragileStore, RecordingBus, no_retry
+from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedule
+from timer_service.adapters.codec import Subjects, encode_event
+from timer_service.adapters.memory import MemoryEventBus
+from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
+from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.timer import TimerState
+from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
+from timer_service.workflows.hold_back import HoldBack, HoldBackChange
+from timer_service.workflows.retry import Retry
+
+T = TypeVar("T")
+NO_CHANGE = HoldBackChange(held=0, freed=0)
+
+
+class Desk:
+    """The workflow between a memory store and a memory bus."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = FragileStore()
+        self.broker = MemoryEventBus(self.clock, Subjects("timer"))
+        self.bus = RecordingBus(self.broker)
+        self.hold_back = HoldBack()
+
+    async def keep(self, *commands: Command) -> None:
+        await self.store.apply(commands, self.clock.now())
+        self.store.calls.clear()
+
+    async def fire(self, limit: int = 100, retry: Retry = no_retry) -> FireReport:
+        return await fire_due_timers(
+            store=self.store,
+            bus=self.bus,
+            clock=self.clock,
+            limit=limit,
+            hold_back=self.hold_back,
+            retry=retry,
+        )
+
+    def state(self, name: str, tenant: str = ACME) -> TimerState:
+        return self.store.timers[tenant, call(name)].state  # type: ignore[index]
+
+
+def stored(event: DueTimeReached) -> dict[str, tuple[str, bytes]]:
+    """Return what the broker holds after this event alone."""
+    return {str(event.id): (f"timer.events.{event.tenant_id}.DueTimeReached", encode_event(event, event.id))}
+
+
+async def test_a_due_timer_is_published_and_marked() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 60, correlation="request-1"), schedule("order-2", 90, number=2))
+    desk.clock.advance(60.5)
+
+    report = await desk.fire()
+
+    event = reached("order-1", 60, reached_s=60.5, correlation="request-1")
+    assert report == FireReport(
+        confirmed=[event],
+        failed=[],
+        confirmed_at=at(60.5),
+        marked=1,
+        hold_back=NO_CHANGE,
+        disconnected=False,
+        more=False,
+        next_due_at=at(90),
+    )
+    assert desk.broker.events == stored(event)
+    timer = desk.store.timers[ACME, call("order-1")]
+    assert (timer.state, timer.reached_at) == (TimerState.REACHED, at(60.5))
+
+
+async def test_a_timer_fires_in_its_millisecond_and_not_the_one_before() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 60))
+
+    desk.clock.step_to(at(59.999))
+    early = await desk.fire()
+    desk.clock.step_to(at(60))
+    on_time = await desk.fire()
+
+    assert (early.confirmed, early.next_due_at) == ([], at(60))
+    assert on_time.confirmed == [reached("order-1", 60, reached_s=60)]
+
+
+async def test_nothing_due_means_nothing_published() -> None:
+    desk = Desk()
+
+    report = await desk.fire()
+
+    assert report == FireReport(
+        confirmed=[],
+        failed=[],
+        confirmed_at=at(0),
+        marked=0,
+        hold_back=NO_CHANGE,
+        disconnected=False,
+        more=False,
+        next_due_at=None,
+    )
+    assert desk.bus.published == []
+
+
+async def test_a_fired_timer_is_not_due_again() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    await desk.fire()
+
+    again = await desk.fire()
+
+    assert again.confirmed == []
+    assert len(desk.bus.published) == 1
+
+
+async def test_a_timer_overdue_for_a_year_fires_with_its_own_due_time() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", -31_536_000))
+
+    report = await desk.fire()
+
+    assert report.confirmed == [reached("order-1", -31_536_000, reached_s=0)]
+
+
+async def test_the_oldest_is_published_first() -> None:
+    desk = Desk()
+    await desk.keep(schedule("new", 30), schedule("old", 10, number=2), schedule("middle", 20, number=3))
+    desk.clock.advance(60)
+
+    await desk.fire()
+
+    assert [[event.service_call_id for event in batch] for batch in desk.bus.published] == [
+        ["old", "middle", "new"]
+    ]
+
+
+async def test_more_than_a_batch_is_said_so_that_the_rest_follows_at_once() -> None:
+    desk = Desk()
+    await desk.keep(schedule("a", 1), schedule("b", 2, number=2), schedule("c", 3, number=3))
+    desk.clock.advance(60)
+
+    first = await desk.fire(limit=2)
+    second = await desk.fire(limit=2)
+
+    assert (len(first.confirmed), first.more, first.next_due_at) == (2, True, None)
+    assert (len(second.confirmed), second.more) == (1, False)
+    assert desk.store.calls == ["claim_due", "mark_reached", "claim_due", "mark_reached", "next_due_at"]
+
+
+async def test_a_timer_that_came_due_while_publishing_is_the_next_look() -> None:
+    desk = Desk()
+    await desk.keep(schedule("a", 0), schedule("b", 0.2, number=2))
+
+    async def half_a_second_passes() -> None:
+        desk.clock.advance(0.5)
+
+    desk.bus.meanwhile = half_a_second_passes
+    report = await desk.fire()
+
+    assert (report.confirmed_at, report.more, report.next_due_at) == (at(0.5), False, at(0.2))
+
+
+# Publish first, mark after
+
+
+async def test_nothing_is_marked_while_the_broker_is_away() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    desk.broker.connected = False
+
+    with pytest.raises(BusUnavailable):
+        await desk.fire()
+
+    assert desk.state("order-1") is TimerState.SCHEDULED
+    assert desk.store.calls == ["claim_due"]
+
+
+async def test_only_what_the_broker_confirmed_is_marked() -> None:
+    desk = Desk()
+    await desk.keep(schedule("good", 0), schedule("bad", 0, number=2))
+    desk.bus.answers = lambda e: Published.REJECTED if e.service_call_id == "bad" else Published.CONFIRMED
+
+    report = await desk.fire()
+
+    assert report == FireReport(
+        confirmed=[reached("good", 0)],
+        failed=[(reached("bad", 0), PublishResult(Published.REJECTED, "no"))],
+        confirmed_at=at(0),
+        marked=1,
+        hold_back=HoldBackChange(held=1, freed=0),
+        disconnected=False,
+        more=False,
+        next_due_at=at(0.5),
+    )
+    assert (desk.state("good"), desk.state("bad")) == (TimerState.REACHED, TimerState.SCHEDULED)
+
+
+async def test_a_crash_between_publish_and_mark_repeats_the_event_under_the_same_id() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    desk.store.fail("mark_reached", StoreFailed("killed here"))
+    with pytest.raises(StoreFailed):
+        await desk.fire()
+    desk.clock.advance(7)
+
+    report = await desk.fire()
+
+    first, again = [batch[0] for batch in desk.bus.published]
+    assert report.confirmed == [reached("order-1", 0, reached_s=7)]
+    assert again.id == first.id
+    assert desk.broker.events == stored(first)
+
+
+async def test_only_the_mark_is_repeated_while_the_store_is_unwell() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    desk.store.fail("mark_reached", StoreBusy("locked"), StoreBusy("locked"))
+
+    async def retry_at_once(step: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await step()
+            except StoreBusy:
+                continue
+
+    report = await desk.fire(retry=retry_at_once)
+
+    assert report.marked == 1
+    assert len(desk.bus.published) == 1
+    assert desk.store.calls == ["claim_due", *["mark_reached"] * 3, "next_due_at"]
+
+
+async def test_a_reschedule_between_publish_and_mark_is_not_lost() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+
+    async def reschedule() -> None:
+        await desk.store.apply([schedule("order-1", 60, number=2)], desk.clock.now())
+
+    desk.bus.meanwhile = reschedule
+    report = await desk.fire()
+    desk.clock.advance(60)
+    later = await desk.fire()
+
+    assert (report.confirmed, report.marked, report.more) == ([reached("order-1", 0)], 0, True)
+    assert later.confirmed == [reached("order-1", 60, reached_s=60, generation=2)]
+
+
+async def test_a_cancel_between_publish_and_mark_stands() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+
+    async def withdraw() -> None:
+        await desk.store.apply([cancel("order-1", number=2)], desk.clock.now())
+
+    desk.bus.meanwhile = withdraw
+    report = await desk.fire()
+
+    assert (report.marked, report.more) == (0, True)
+    assert desk.state("order-1") is TimerState.CANCELLED
+
+
+# Failures stay alone
+
+
+async def test_a_timer_that_cannot_be_published_is_passed_over_until_its_pause_ends() -> None:
+    desk = Desk()
+    await desk.keep(schedule("bad", 0))
+    desk.bus.answers = lambda _: Published.REJECTED
+    await desk.fire()
+
+    desk.clock.step_to(at(0.499))
+    before = await desk.fire()
+    desk.clock.step_to(at(0.5))
+    await desk.fire()
+
+    assert before.next_due_at == at(0.5)
+    assert [event.service_call_id for batch in desk.bus.published for event in batch] == ["bad", "bad"]
+
+
+async def test_a_pause_is_not_waited_for_where_a_timer_is_due_sooner() -> None:
+    desk = Desk()
+    await desk.keep(schedule("bad", 0), schedule("soon", 0.2, number=2))
+    desk.bus.answers = lambda _: Published.REJECTED
+
+    report = await desk.fire()
+
+    assert report.next_due_at == at(0.2)
+
+
+async def test_a_timer_works_again_once_the_broker_takes_it() -> None:
+    desk = Desk()
+    await desk.keep(schedule("bad", 0))
+    desk.bus.answers = lambda _: Published.REJECTED
+    await desk.fire()
+    desk.bus.answers = lambda _: Published.CONFIRMED
+    desk.clock.advance(0.5)
+
+    report = await desk.fire()
+
+    assert report.hold_back == HoldBackChange(held=0, freed=1)
+    assert desk.state("bad") is TimerState.REACHED
+
+
+async def test_a_tenant_that_the_broker_rejects_does_not_hold_up_another() -> None:
+    desk = Desk()
+    await desk.keep(
+        *[schedule(f"bad-{n}", -10, number=n) for n in range(1, 21)],
+        schedule("good", 0, tenant=GLOBEX, number=21),
+    )
+    desk.bus.answers = lambda e: Published.REJECTED if e.tenant_id == ACME else Published.CONFIRMED
+
+    await desk.fire(limit=5)
+
+    assert desk.state("good", GLOBEX) is TimerState.REACHED
+
+
+async def test_a_tenants_timers_that_always_fail_do_not_hold_up_its_others_for_ever() -> None:
+    desk = Desk()
+    await desk.keep(
+        *[schedule(f"bad-{n}", -10, number=n) for n in range(1, 21)], schedule("good", 0, number=21)
+    )
+    desk.bus.answers = lambda e: Published.CONFIRMED if e.service_call_id == "good" else Published.REJECTED
+
+    for _ in range(600):
+        await desk.fire(limit=10)
+        desk.clock.advance(1)
+
+    assert desk.state("good") is TimerState.REACHED
+
+
+async def test_a_lost_connection_holds_nobody_back() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0), schedule("order-2", 0, number=2))
+    desk.bus.answers = lambda e: (
+        Published.CONFIRMED if e.service_call_id == "order-1" else Published.DISCONNECTED
+    )
+
+    cut = await desk.fire()
+    desk.bus.answers = lambda _: Published.CONFIRMED
+    again = await desk.fire()
+
+    assert (cut.disconnected, cut.marked, cut.hold_back) == (True, 1, NO_CHANGE)
+    assert again.confirmed == [reached("order-2", 0)]

@@ -1,0 +1,240 @@
+"""What could not be published holds up nobody else."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.timers import ACME, GLOBEX, at, call, reached
+from timer_service.domain.messages import DueTimeReached, TenantId
+from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
+from timer_service.workflows.hold_back import (
+    LONGEST_PAUSE,
+    MOST_ENTRIES,
+    TENANT_FAILURES,
+    HoldBack,
+    HoldBackChange,
+)
+
+CONFIRMED, REJECTED = Published.CONFIRMED, Published.REJECTED
+UNANSWERED, DISCONNECTED = Published.UNANSWERED, Published.DISCONNECTED
+Answer = tuple[DueTimeReached, Published]
+
+
+def record(hold_back: HoldBack, *answers: Answer, now_s: float = 0) -> HoldBackChange:
+    events = [event for event, _ in answers]
+    return hold_back.record(events, [PublishResult(outcome) for _, outcome in answers], at(now_s))
+
+
+def many(count: int, outcome: Published, tenant: str = ACME) -> list[Answer]:
+    return [(reached(f"order-{n}", tenant=tenant), outcome) for n in range(count)]
+
+
+def timers(*names: str, tenant: TenantId = ACME) -> HeldBack:
+    return HeldBack(timers=frozenset((tenant, call(name)) for name in names))
+
+
+def test_nothing_is_held_back_at_first() -> None:
+    hold_back = HoldBack()
+
+    assert hold_back.at(at(0)) == NOTHING_HELD_BACK
+    assert hold_back.ends_at(at(0)) is None
+
+
+def test_a_rejected_timer_is_held_back_alone() -> None:
+    hold_back = HoldBack()
+
+    change = record(hold_back, (reached("bad"), REJECTED), (reached("good"), CONFIRMED))
+
+    assert change == HoldBackChange(held=1, freed=0)
+    assert hold_back.at(at(0)) == timers("bad")
+
+
+def test_a_pause_ends_after_half_a_second() -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, (reached("bad"), REJECTED), now_s=10)
+
+    assert hold_back.ends_at(at(10)) == at(10.5)
+    assert hold_back.at(at(10.499)) == timers("bad")
+    assert hold_back.at(at(10.5)) == NOTHING_HELD_BACK
+    assert hold_back.ends_at(at(10.5)) is None
+
+
+def test_pauses_double_up_to_ten_seconds() -> None:
+    hold_back, now_s, pauses = HoldBack(), 0.0, []
+
+    for _ in range(20):
+        record(hold_back, (reached("bad"), REJECTED), now_s=now_s)
+        ends_at = hold_back.ends_at(at(now_s))
+        assert ends_at is not None
+        pauses.append((ends_at - at(now_s)).total_seconds())
+        now_s += pauses[-1]
+
+    assert pauses == [0.5, 1, 2, 4, 8, *[10] * 15]
+    assert LONGEST_PAUSE.total_seconds() == 10
+
+
+def test_a_timer_that_fails_again_is_no_news() -> None:
+    hold_back = HoldBack()
+    record(hold_back, (reached("bad"), REJECTED))
+
+    change = record(hold_back, (reached("bad"), REJECTED), now_s=1)
+
+    assert change == HoldBackChange(held=0, freed=0)
+
+
+def test_success_frees_a_timer_and_its_next_failure_starts_over() -> None:
+    hold_back = HoldBack()
+    for now_s in range(5):
+        record(hold_back, (reached("bad"), REJECTED), now_s=now_s)
+
+    change = record(hold_back, (reached("bad"), CONFIRMED), now_s=20)
+
+    assert change == HoldBackChange(held=0, freed=1)
+    record(hold_back, (reached("bad"), REJECTED), now_s=30)
+    assert hold_back.ends_at(at(30)) == at(30.5)
+
+
+def test_the_pause_that_ends_first_is_the_next_moment_to_look() -> None:
+    hold_back = HoldBack()
+    record(hold_back, (reached("worse"), REJECTED), now_s=0)
+    record(hold_back, (reached("worse"), REJECTED), now_s=1)
+
+    record(hold_back, (reached("bad"), REJECTED), now_s=1.2)
+
+    assert hold_back.ends_at(at(1.2)) == at(1.7)
+    assert hold_back.ends_at(at(1.7)) == at(2)
+
+
+def test_a_lost_connection_is_nobodys_fault() -> None:
+    hold_back = HoldBack()
+
+    change = record(hold_back, *many(TENANT_FAILURES, DISCONNECTED))
+
+    assert change == HoldBackChange(held=0, freed=0)
+    assert hold_back.at(at(0)) == NOTHING_HELD_BACK
+
+
+def test_a_lost_connection_neither_frees_nor_lengthens_a_pause() -> None:
+    hold_back = HoldBack()
+    record(hold_back, (reached("bad"), REJECTED))
+
+    change = record(hold_back, (reached("bad"), DISCONNECTED), now_s=0.1)
+
+    assert change == HoldBackChange(held=0, freed=0)
+    assert hold_back.ends_at(at(0.1)) == at(0.5)
+
+
+# Tenants
+
+
+def test_ten_failures_without_a_success_hold_back_the_tenant() -> None:
+    hold_back = HoldBack()
+
+    change = record(hold_back, *many(10, REJECTED), *many(1, CONFIRMED, GLOBEX))
+
+    assert change == HoldBackChange(held=1, freed=0)
+    assert hold_back.at(at(0)) == HeldBack(tenants=frozenset({ACME}))
+
+
+def test_nine_failures_hold_back_the_timers() -> None:
+    hold_back = HoldBack()
+
+    change = record(hold_back, *many(9, REJECTED))
+
+    assert change == HoldBackChange(held=9, freed=0)
+    assert hold_back.at(at(0)) == timers(*[f"order-{n}" for n in range(9)])
+
+
+@pytest.mark.parametrize("failure", [REJECTED, UNANSWERED])
+def test_failures_beside_a_success_are_the_timers_own(failure: Published) -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, *many(20, failure), (reached("good"), CONFIRMED))
+
+    assert hold_back.at(at(0)) == timers(*[f"order-{n}" for n in range(20)])
+
+
+def test_one_unanswered_event_without_a_success_holds_back_the_tenant() -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, (reached("bad"), UNANSWERED), (reached("other", tenant=GLOBEX), REJECTED))
+
+    assert hold_back.at(at(0)) == HeldBack(
+        tenants=frozenset({ACME}), timers=frozenset({(GLOBEX, call("other"))})
+    )
+
+
+def test_a_success_frees_the_tenant() -> None:
+    hold_back = HoldBack()
+    record(hold_back, *many(10, REJECTED))
+
+    change = record(hold_back, (reached("another"), CONFIRMED), now_s=1)
+
+    assert change == HoldBackChange(held=0, freed=1)
+    assert hold_back.at(at(1)) == NOTHING_HELD_BACK
+
+
+def test_a_tenants_pauses_double_too() -> None:
+    hold_back = HoldBack()
+    record(hold_back, *many(10, REJECTED))
+
+    record(hold_back, *many(10, REJECTED), now_s=1)
+
+    assert hold_back.ends_at(at(1)) == at(2)
+
+
+def test_a_tenant_that_is_named_like_a_timer_is_told_apart() -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, (reached("globex"), REJECTED), *many(10, REJECTED, GLOBEX))
+
+    assert hold_back.at(at(0)) == HeldBack(
+        tenants=frozenset({GLOBEX}), timers=frozenset({(ACME, call("globex"))})
+    )
+
+
+# Bounds
+
+
+def fill(hold_back: HoldBack, names: Sequence[str], now_s: float = 0) -> HoldBackChange:
+    """Fail so many timers, with a success beside them so that it is not the tenant."""
+    answers = [(reached(name), REJECTED) for name in names]
+    return record(hold_back, *answers, (reached("good"), CONFIRMED), now_s=now_s)
+
+
+def test_beyond_the_bound_the_oldest_pause_is_forgotten() -> None:
+    hold_back = HoldBack()
+    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES)])
+    fill(hold_back, ["order-0"], now_s=0.1)
+
+    fill(hold_back, ["one-more"], now_s=0.2)
+
+    held = hold_back.at(at(0.2)).timers
+    assert len(held) == MOST_ENTRIES
+    assert (ACME, call("order-1")) not in held
+    assert {(ACME, call("order-0")), (ACME, call("order-2")), (ACME, call("one-more"))} <= held
+
+
+def test_what_is_forgotten_does_not_count_as_working_again() -> None:
+    hold_back = HoldBack()
+    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES)])
+
+    change = fill(hold_back, ["one-more"])
+
+    assert change == HoldBackChange(held=1, freed=0)
+
+
+def test_a_pause_from_before_the_clock_was_set_back_holds_nothing() -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, (reached("bad"), REJECTED), now_s=3600)
+
+    assert hold_back.at(at(0)) == NOTHING_HELD_BACK
+    assert hold_back.ends_at(at(0)) is None
+
+
+def test_each_event_must_have_its_result() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        HoldBack().record([reached("order-1")], [], at(0))

@@ -1,0 +1,679 @@
+"""The loops: when the service looks, sleeps, backs off and stops."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.support import messages
+from tests.support.clock import REAL_LIMIT_S, START, ManualClock
+from tests.support.fakes import FragileStore, RecordingBus
+from tests.support.timers import ACME, at, call, schedule
+from timer_service import service as service_module
+from timer_service.adapters.codec import Subjects
+from timer_service.adapters.memory import MemoryEventBus
+from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
+from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.timer import TimerState
+from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.service import Service, run_service
+
+POLL_S = 5.0
+
+
+async def _nothing() -> None:
+    return None
+
+
+class Rig:
+    """A whole service on memory adapters and a clock that the test moves."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 100,
+        precise_wakeup: bool = True,
+        chance: float = 1.0,
+        store: FragileStore | None = None,
+        bus: type[RecordingBus] = RecordingBus,
+    ) -> None:
+        self.clock = ManualClock()
+        self.store = store or FragileStore()
+        self.broker = MemoryEventBus(self.clock, Subjects("timer"), batch_size=batch_size)
+        self.bus = bus(self.broker)
+        self.service = Service(
+            store=self.store,
+            bus=self.bus,
+            clock=self.clock,
+            chance=lambda: chance,
+            poll_interval_s=POLL_S,
+            batch_size=batch_size,
+            precise_wakeup=precise_wakeup,
+        )
+
+    async def keep(self, *commands: Command) -> None:
+        """Put timers into the store as if they had been kept before the start."""
+        await self.store.apply(commands, self.clock.now())
+        self.store.calls.clear()
+
+    def send(self, name: str, due_s: float) -> None:
+        """Send a ScheduleTimer through the broker."""
+        envelope = messages.schedule("acme", name, at(due_s))
+        self.broker.send("timer.commands.acme.ScheduleTimer", messages.encode(envelope))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["asyncio.Task[None]"]:
+        """Run the service; at the end stop it and wait until it has."""
+        task = asyncio.ensure_future(self.service.run())
+        try:
+            yield task
+            self.service.stop()
+            async with asyncio.timeout(REAL_LIMIT_S):
+                await task
+        finally:
+            task.cancel()
+
+    def fired(self) -> list[list[str]]:
+        """Return the names of what was handed to the broker, batch by batch."""
+        return [[event.service_call_id for event in batch] for batch in self.bus.published]
+
+    def state(self, name: str) -> TimerState:
+        return self.store.timers[ACME, call(name)].state
+
+    async def until_kept(self, count: int) -> None:
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while len(self.store.timers) < count or self.broker.pending:
+                await asyncio.sleep(0)
+
+
+# When it looks
+
+
+async def test_it_looks_at_start_and_then_sleeps_the_poll_interval() -> None:
+    rig = Rig()
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(POLL_S)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [POLL_S, POLL_S]
+    assert rig.store.calls.count("claim_due") == 2
+
+
+async def test_what_is_overdue_fires_at_start() -> None:
+    rig = Rig()
+    await rig.keep(schedule("yesterday", -86_400), schedule("last-year", -31_536_000, number=2))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+
+    assert rig.fired() == [["last-year", "yesterday"]]
+
+
+async def test_it_wakes_at_the_moment_a_timer_is_due() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 1.234))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(1.234)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [1.234, POLL_S]
+    assert rig.fired() == [["order-1"]]
+    assert rig.store.timers[ACME, call("order-1")].reached_at == at(1.234)
+
+
+async def test_the_poll_interval_is_its_longest_sleep() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 12))
+
+    async with rig.running():
+        for sleeps in (1, 2):
+            await rig.clock.until_waits(sleeps)
+            rig.clock.advance(POLL_S)
+        await rig.clock.until_waits(3)
+        rig.clock.advance(2)
+        await rig.clock.until_waits(4)
+
+    assert rig.clock.waits == [POLL_S, POLL_S, 2, POLL_S]
+    assert rig.fired() == [["order-1"]]
+
+
+async def test_a_nearer_timer_wakes_it() -> None:
+    rig = Rig()
+    await rig.keep(schedule("later", 4))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.send("sooner", 1)
+        await rig.clock.until_waits(2)
+        rig.clock.advance(1)
+        await rig.clock.until_waits(3)
+
+    assert rig.clock.waits == [4, 1, 3]
+    assert rig.fired() == [["sooner"]]
+
+
+async def test_a_timer_that_is_due_already_wakes_it_and_fires_at_once() -> None:
+    rig = Rig()
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.send("order-1", -1)
+        await rig.clock.until_waits(2)
+
+    assert rig.fired() == [["order-1"]]
+    assert rig.clock.now() == START
+
+
+@pytest.mark.parametrize("due_s", [2, 3, 9999])
+async def test_a_timer_that_is_not_nearer_does_not_wake_it(due_s: float) -> None:
+    rig = Rig()
+    await rig.keep(schedule("first", 2))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.send("second", due_s)
+        await rig.until_kept(2)
+        rig.send("marker", 1)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [2, 1]
+
+
+async def test_a_batch_that_sets_no_due_time_does_not_wake_it() -> None:
+    rig = Rig()
+    await rig.keep(schedule("first", 2))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.broker.send(
+            "timer.commands.acme.CancelTimer", messages.encode(messages.cancel("acme", "unknown"))
+        )
+        await rig.until_kept(2)
+        rig.broker.send("timer.commands.acme.ScheduleTimer", b"rubbish")
+        await rig.until_kept(2)
+        rig.send("marker", 1)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [2, 1]
+    assert list(rig.broker.letters) == [2]
+
+
+class _SlowStore(FragileStore):
+    """A store in which something happens between its answer and the moment the service has it."""
+
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        found = await super().next_due_at(after)
+        meanwhile, self.meanwhile = self.meanwhile, _nothing
+        await meanwhile()
+        return found
+
+
+async def test_a_timer_accepted_between_the_look_and_the_sleep_is_not_missed() -> None:
+    store = _SlowStore()
+    rig = Rig(store=store)
+
+    async def accept() -> None:
+        rig.send("order-1", 1)
+        await rig.until_kept(1)
+
+    store.meanwhile = accept
+
+    async with rig.running():
+        await rig.clock.until_waits(2)
+        rig.clock.advance(1)
+        await rig.clock.until_waits(3)
+
+    # The first sleep was over before it began.
+    assert rig.clock.waits == [POLL_S, 1, POLL_S]
+    assert rig.fired() == [["order-1"]]
+
+
+async def test_a_timer_accepted_while_others_are_published_is_not_missed() -> None:
+    rig = Rig()
+    await rig.keep(schedule("first", 0))
+
+    async def accept() -> None:
+        rig.bus.meanwhile = _nothing
+        rig.send("second", 0)
+        await rig.until_kept(2)
+
+    rig.bus.meanwhile = accept
+
+    async with rig.running():
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while len(rig.bus.published) < 2:
+                await asyncio.sleep(0)
+
+    assert rig.fired() == [["first"], ["second"]]
+    assert rig.clock.now() == START
+
+
+async def test_without_precise_wake_up_it_looks_only_at_every_poll() -> None:
+    rig = Rig(precise_wakeup=False)
+    await rig.keep(schedule("first", 1))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.send("second", 0)
+        await rig.until_kept(2)
+        rig.clock.advance(POLL_S)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [POLL_S, POLL_S]
+    assert rig.fired() == [["second", "first"]]
+
+
+async def test_a_timer_due_this_very_moment_is_slept_for_no_time() -> None:
+    rig = Rig()
+    await rig.keep(schedule("first", 0), schedule("second", 0.2, number=2))
+
+    async def half_a_second_passes() -> None:
+        rig.clock.advance(0.5)
+        rig.bus.meanwhile = _nothing
+
+    rig.bus.meanwhile = half_a_second_passes
+
+    async with rig.running():
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [0, POLL_S]
+    assert rig.fired() == [["first"], ["second"]]
+
+
+async def test_a_wall_clock_set_back_neither_fires_early_nor_sleeps_longer() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 2))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.step_to(START - timedelta(hours=1))
+        rig.clock.advance(2)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [2, POLL_S]
+    assert rig.fired() == []
+
+
+async def test_a_wall_clock_set_forward_is_noticed_at_the_next_poll() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 3600))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.step_to(START + timedelta(hours=2))
+        rig.clock.advance(POLL_S)
+        await rig.clock.until_waits(2)
+
+    assert rig.fired() == [["order-1"]]
+
+
+async def test_it_drains_without_a_sleep_while_more_is_due_than_a_batch() -> None:
+    rig = Rig(batch_size=2)
+    await rig.keep(*[schedule(f"order-{n}", -9 + n, number=n) for n in range(1, 6)])
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+
+    assert rig.fired() == [["order-1", "order-2"], ["order-3", "order-4"], ["order-5"]]
+    assert rig.clock.waits == [POLL_S]
+
+
+async def test_a_timer_that_cannot_be_published_is_tried_again_after_its_pause() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.bus.answers = lambda _: Published.REJECTED
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(0.5)
+        await rig.clock.until_waits(2)
+        rig.bus.answers = lambda _: Published.CONFIRMED
+        rig.clock.advance(1)
+        await rig.clock.until_waits(3)
+
+    assert rig.clock.waits == [0.5, 1, POLL_S]
+    assert rig.state("order-1") is TimerState.REACHED
+
+
+# When the store is unwell
+
+BACKOFF = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+async def test_a_store_that_is_busy_is_tried_again_with_growing_waits() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.store.fail("claim_due", *[StoreBusy("locked")] * 7)
+
+    async with rig.running():
+        for count, seconds in enumerate(BACKOFF, start=1):
+            await rig.clock.until_waits(count)
+            rig.clock.advance(seconds)
+        await rig.clock.until_waits(8)
+
+    assert rig.clock.waits == [*BACKOFF, POLL_S]
+    assert rig.fired() == [["order-1"]]
+
+
+async def test_a_success_starts_the_waits_over() -> None:
+    rig = Rig()
+    rig.store.fail("claim_due", StoreBusy("locked"), StoreBusy("locked"))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(0.05)
+        await rig.clock.until_waits(2)
+        rig.clock.advance(0.1)
+        await rig.clock.until_waits(3)
+        rig.store.fail("claim_due", StoreBusy("locked"))
+        rig.clock.advance(POLL_S)
+        await rig.clock.until_waits(4)
+
+    assert rig.clock.waits == [0.05, 0.1, POLL_S, 0.05]
+
+
+async def test_chance_shortens_a_wait_to_half_at_the_most() -> None:
+    rig = Rig(chance=0.0)
+    rig.store.fail("claim_due", StoreBusy("locked"))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+
+    assert rig.clock.waits == [0.025]
+
+
+async def test_a_mark_that_fails_is_repeated_without_a_second_publication() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.store.fail("mark_reached", StoreFull("disk"), StoreFull("disk"))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(0.05)
+        await rig.clock.until_waits(2)
+        rig.clock.advance(0.1)
+        await rig.clock.until_waits(3)
+
+    assert rig.fired() == [["order-1"]]
+    assert rig.store.calls == ["claim_due", *["mark_reached"] * 3, "next_due_at"]
+    assert rig.state("order-1") is TimerState.REACHED
+
+
+async def test_commands_wait_for_a_store_that_is_full_and_none_is_lost() -> None:
+    rig = Rig()
+    rig.store.fail("apply", StoreFull("disk"), StoreFull("disk"))
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.send("order-1", 60)
+        await rig.clock.until_waits(2)
+        still_there = list(rig.broker.pending)
+        rig.clock.advance(0.05)
+        await rig.clock.until_waits(3)
+        rig.clock.advance(0.1)
+        await rig.until_kept(1)
+
+    assert still_there == [1]
+    assert rig.state("order-1") is TimerState.SCHEDULED
+
+
+async def test_the_log_tells_of_a_store_once_when_it_fails_and_once_when_it_works() -> None:
+    rig = Rig()
+    rig.store.fail("claim_due", StoreBusy("locked"), StoreBusy("locked"), StoreBusy("locked"))
+
+    with capture_logs() as log:
+        async with rig.running():
+            for count, seconds in enumerate(BACKOFF[:3], start=1):
+                await rig.clock.until_waits(count)
+                rig.clock.advance(seconds)
+            await rig.clock.until_waits(4)
+
+    assert log == [
+        {"event": "store.unavailable", "log_level": "warning", "kind": "StoreBusy", "detail": "locked"},
+        {"event": "store.recovered", "log_level": "info"},
+    ]
+
+
+# When the broker is away
+
+
+async def test_a_broker_that_is_away_is_tried_again_with_growing_waits_and_nothing_is_lost() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.broker.connected = False
+
+    with capture_logs() as log:
+        async with rig.running():
+            for count, seconds in enumerate(BACKOFF, start=1):
+                await rig.clock.until_waits(count)
+                rig.broker.connected = count == len(BACKOFF)
+                rig.clock.advance(seconds)
+            await rig.clock.until_waits(8)
+
+    assert rig.clock.waits == [*BACKOFF, POLL_S]
+    assert rig.state("order-1") is TimerState.REACHED
+    assert [line["event"] for line in log] == ["batch.fired"]
+
+
+async def test_a_connection_lost_while_publishing_backs_off_too() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.bus.answers = lambda _: Published.DISCONNECTED
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(0.05)
+        await rig.clock.until_waits(2)
+        rig.bus.answers = lambda _: Published.CONFIRMED
+        rig.clock.advance(0.1)
+        await rig.clock.until_waits(3)
+
+    assert rig.clock.waits == [0.05, 0.1, POLL_S]
+    assert rig.fired() == [["order-1"]] * 3
+
+
+async def test_a_nearer_timer_does_not_cut_a_back_off_short() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.broker.connected = False
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.send("order-2", 0)
+        await rig.until_kept(2)
+        rig.clock.advance(0.05)
+        await rig.clock.until_waits(2)
+
+    assert rig.clock.waits == [0.05, 0.1]
+
+
+# How it ends
+
+
+async def test_it_stops_from_its_sleep() -> None:
+    rig = Rig()
+
+    async with rig.running() as task:
+        await rig.clock.until_waits(1)
+        rig.service.stop()
+        async with asyncio.timeout(REAL_LIMIT_S):
+            await task
+
+    assert rig.store.calls.count("claim_due") == 1
+
+
+async def test_it_finishes_the_batch_in_hand_and_takes_no_other() -> None:
+    rig = Rig(batch_size=2)
+    await rig.keep(*[schedule(f"order-{n}", 0, number=n) for n in range(1, 4)])
+
+    async def stop() -> None:
+        rig.service.stop()
+
+    rig.bus.meanwhile = stop
+
+    async with rig.running() as task, asyncio.timeout(REAL_LIMIT_S):
+        await task
+
+    assert rig.fired() == [["order-1", "order-2"]]
+    assert [rig.state(f"order-{n}").value for n in (1, 2, 3)] == ["Reached", "Reached", "Scheduled"]
+
+
+@pytest.mark.parametrize("method", ["apply", "mark_reached", "claim_due"])
+async def test_it_stops_also_while_the_store_fails_again_and_again(method: str) -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.store.fail(method, *[StoreFull("disk")] * 100)
+
+    async with rig.running():
+        rig.send("order-2", 60)
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while rig.store.calls.count(method) < 1:
+                await asyncio.sleep(0)
+
+    assert rig.store.calls.count(method) < 5
+
+
+async def test_commands_that_come_while_it_stops_stay_with_the_broker() -> None:
+    rig = Rig()
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.service.stop()
+        rig.send("order-1", 60)
+
+    assert list(rig.broker.pending) == [1]
+    assert rig.store.timers == {}
+
+
+@pytest.mark.parametrize("method", ["apply", "claim_due"])
+async def test_a_failure_that_nobody_can_heal_ends_both_loops(method: str) -> None:
+    rig = Rig()
+    rig.store.fail(method, StoreFailed("the disk is gone"))
+    rig.send("order-1", 60)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(REAL_LIMIT_S):
+            await rig.service.run()
+
+    assert [str(error) for error in caught.value.exceptions] == ["the disk is gone"]
+
+
+async def test_it_runs_until_told_to_stop() -> None:
+    rig, stop = Rig(), asyncio.Event()
+
+    with capture_logs() as log:
+        running = asyncio.ensure_future(run_service(rig.service, stop))
+        await rig.clock.until_waits(1)
+        stop.set()
+        async with asyncio.timeout(REAL_LIMIT_S):
+            await running
+
+    assert log == [{"event": "service.stopping", "log_level": "info", "grace_s": 10.0}]
+
+
+async def test_a_failure_is_passed_on_to_whoever_runs_it() -> None:
+    rig = Rig()
+    rig.store.fail("claim_due", StoreFailed("the disk is gone"))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(REAL_LIMIT_S):
+            await run_service(rig.service, asyncio.Event())
+
+    assert [str(error) for error in caught.value.exceptions] == ["the disk is gone"]
+
+
+class _StuckBus(RecordingBus):
+    """A bus whose broker never answers."""
+
+    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+        self.published.append(list(events))
+        await asyncio.Event().wait()
+        return []
+
+
+async def test_a_batch_that_never_ends_is_cut_off_after_the_grace_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "SHUTDOWN_GRACE_S", 0.01)
+    rig, stop = Rig(bus=_StuckBus), asyncio.Event()
+    await rig.keep(schedule("order-1", 0))
+    running = asyncio.ensure_future(run_service(rig.service, stop))
+
+    async with asyncio.timeout(REAL_LIMIT_S):
+        while not rig.bus.published:
+            await asyncio.sleep(0)
+        stop.set()
+        await running
+
+    assert rig.state("order-1") is TimerState.SCHEDULED
+
+
+# What it tells
+
+
+async def test_the_log_tells_of_each_batch_in_one_line() -> None:
+    rig = Rig()
+    rig.send("order-1", -2)
+    rig.send("order-2", -1)
+    rig.broker.send("timer.commands.acme.ScheduleTimer", b"rubbish")
+
+    with capture_logs() as log:
+        async with rig.running():
+            async with asyncio.timeout(REAL_LIMIT_S):
+                while not rig.fired():
+                    await asyncio.sleep(0)
+
+    applied, refused, fired = log
+    assert applied == {"event": "commands.applied", "log_level": "info", "redelivered": 0, "scheduled": 2}
+    assert refused.pop("detail").startswith("the body must be JSON in UTF-8")
+    assert refused == {
+        "event": "command.refused",
+        "log_level": "warning",
+        "reason": "not_json",
+        "subject": "timer.commands.acme.ScheduleTimer",
+        "sequence": 3,
+    }
+    assert fired == {
+        "event": "batch.fired",
+        "log_level": "info",
+        "timers": 2,
+        "superseded": 0,
+        "max_lateness_ms": 2000,
+    }
+
+
+async def test_the_log_tells_of_a_timer_once_when_it_fails_and_once_when_it_works() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 0))
+    rig.bus.answers = lambda _: Published.REJECTED
+
+    with capture_logs() as log:
+        async with rig.running():
+            await rig.clock.until_waits(1)
+            rig.clock.advance(0.5)
+            await rig.clock.until_waits(2)
+            rig.bus.answers = lambda _: Published.CONFIRMED
+            rig.clock.advance(1)
+            await rig.clock.until_waits(3)
+
+    failed, fired, recovered = log
+    assert failed == {
+        "event": "publish.failed",
+        "log_level": "warning",
+        "timers": 1,
+        "kind": "rejected",
+        "detail": "no",
+        "tenant_id": "acme",
+        "service_call_id": "order-1",
+    }
+    assert fired["event"] == "batch.fired"
+    assert recovered == {"event": "publish.recovered", "log_level": "info", "freed": 1}

@@ -1,0 +1,338 @@
+"""The timer and its only legal transitions."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.timers import ACME, at, call, cancel, correlation, reached, schedule, scheduled_timer
+from timer_service.domain import timer as rules
+from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer
+from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+
+# No row yet
+
+
+def test_a_first_schedule_makes_a_timer_of_generation_1() -> None:
+    command = schedule("order-1", due_s=60, number=7, correlation="request-1")
+
+    timer, outcome = rules.apply(None, command, at(1))
+
+    assert outcome is Outcome.SCHEDULED
+    assert timer == Timer(
+        tenant_id=ACME,
+        service_call_id=call("order-1"),
+        state=TimerState.SCHEDULED,
+        due_at=at(60),
+        generation=1,
+        registered_at=at(1),
+        correlation_id=correlation("request-1"),
+        reached_at=None,
+        cancelled_at=None,
+        position=Position(1, 7),
+    )
+
+
+def test_a_cancel_of_an_unknown_timer_is_remembered() -> None:
+    timer, outcome = rules.apply(None, cancel("order-1", number=7), at(1))
+
+    assert outcome is Outcome.NOT_FOUND
+    assert timer == Timer(
+        tenant_id=ACME,
+        service_call_id=call("order-1"),
+        state=TimerState.CANCELLED,
+        due_at=None,
+        generation=0,
+        registered_at=at(1),
+        correlation_id=None,
+        reached_at=None,
+        cancelled_at=at(1),
+        position=Position(1, 7),
+    )
+
+
+def test_a_due_time_in_the_past_is_scheduled_like_any_other() -> None:
+    timer, outcome = rules.apply(None, schedule(due_s=-86_400), at(0))
+
+    assert outcome is Outcome.SCHEDULED
+    assert timer == scheduled_timer(due_s=-86_400)
+
+
+# Scheduled
+
+
+def test_a_new_due_time_is_the_next_generation_of_the_same_timer() -> None:
+    before = scheduled_timer(due_s=60, registered_s=0, correlation="request-1", number=1)
+
+    after, outcome = rules.apply(before, schedule(due_s=90, number=2), at(5))
+
+    assert outcome is Outcome.RESCHEDULED
+    assert after == replace(before, due_at=at(90), generation=2, position=Position(1, 2))
+
+
+def test_an_earlier_due_time_is_taken_as_well() -> None:
+    before = scheduled_timer(due_s=60)
+
+    after, outcome = rules.apply(before, schedule(due_s=30, number=2), at(5))
+
+    assert outcome is Outcome.RESCHEDULED
+    assert after == replace(before, due_at=at(30), generation=2, position=Position(1, 2))
+
+
+def test_the_same_due_time_keeps_the_generation_and_advances_the_position() -> None:
+    before = scheduled_timer(due_s=60, number=1)
+
+    after, outcome = rules.apply(before, schedule(due_s=60, number=2), at(5))
+
+    assert outcome is Outcome.UNCHANGED
+    assert after == replace(before, position=Position(1, 2))
+
+
+@pytest.mark.parametrize("due_s", [60, 90])
+def test_a_correlation_id_is_replaced_where_one_is_given(due_s: float) -> None:
+    before = scheduled_timer(due_s=60, correlation="request-1")
+
+    after, _ = rules.apply(before, schedule(due_s=due_s, number=2, correlation="request-2"), at(5))
+
+    assert after.correlation_id == "request-2"
+
+
+def test_a_correlation_id_is_added_where_there_was_none() -> None:
+    after, _ = rules.apply(scheduled_timer(), schedule(number=2, correlation="request-2"), at(5))
+
+    assert after == scheduled_timer(number=2, correlation="request-2")
+
+
+def test_a_cancel_ends_a_scheduled_timer_and_keeps_what_it_was() -> None:
+    before = scheduled_timer(due_s=60, generation=3, correlation="request-1")
+
+    after, outcome = rules.apply(before, cancel(number=2), at(5))
+
+    assert outcome is Outcome.CANCELLED
+    assert after == replace(before, state=TimerState.CANCELLED, cancelled_at=at(5), position=Position(1, 2))
+
+
+# Reached
+
+
+@pytest.mark.parametrize("command", [schedule(due_s=90, number=9, correlation="new"), cancel(number=9)])
+def test_reached_is_final_and_its_row_is_untouched(command: Command) -> None:
+    before = rules.mark_reached(scheduled_timer(), 1, at(60))
+
+    after, outcome = rules.apply(before, command, at(70))
+
+    assert outcome is Outcome.ALREADY_REACHED
+    assert after is before
+
+
+# Cancelled
+
+
+@pytest.mark.parametrize("due_s", [60, 90])
+def test_a_cancelled_timer_is_scheduled_anew_in_the_next_generation(due_s: float) -> None:
+    before, _ = rules.apply(scheduled_timer(due_s=60, correlation="request-1"), cancel(number=2), at(5))
+
+    after, outcome = rules.apply(before, schedule(due_s=due_s, number=3), at(6))
+
+    assert outcome is Outcome.SCHEDULED
+    assert after == scheduled_timer(due_s=due_s, generation=2, correlation="request-1", number=3)
+
+
+def test_a_schedule_after_a_remembered_cancel_is_generation_1() -> None:
+    before, _ = rules.apply(None, cancel(number=1), at(0))
+
+    after, outcome = rules.apply(before, schedule(number=2), at(5))
+
+    assert outcome is Outcome.SCHEDULED
+    assert after == scheduled_timer(generation=1, registered_s=0, number=2)
+
+
+def test_a_second_cancel_changes_only_the_position() -> None:
+    before, _ = rules.apply(scheduled_timer(), cancel(number=2), at(5))
+
+    after, outcome = rules.apply(before, cancel(number=3), at(6))
+
+    assert outcome is Outcome.ALREADY_CANCELLED
+    assert after == replace(before, position=Position(1, 3))
+
+
+# The position guard
+
+SCHEDULED = scheduled_timer(number=5, stream=2)
+CANCELLED, _ = rules.apply(scheduled_timer(number=4, stream=2), cancel(number=5, stream=2), at(1))
+
+
+@pytest.mark.parametrize("timer", [SCHEDULED, CANCELLED], ids=["Scheduled", "Cancelled"])
+@pytest.mark.parametrize("where", [(2, 5), (2, 4), (1, 5), (1, 99)])
+@pytest.mark.parametrize("kind", [ScheduleTimer, CancelTimer])
+def test_a_command_that_is_not_newer_changes_nothing(
+    timer: Timer, where: tuple[int, int], kind: type[Command]
+) -> None:
+    stream, number = where
+    command: Command = (
+        schedule(due_s=90, number=number, stream=stream, correlation="old")
+        if kind is ScheduleTimer
+        else cancel(number=number, stream=stream)
+    )
+
+    after, outcome = rules.apply(timer, command, at(9))
+
+    assert outcome is Outcome.SUPERSEDED
+    assert after is timer
+
+
+@pytest.mark.parametrize("where", [(2, 6), (3, 1)])
+def test_a_newer_command_counts_also_when_the_stream_began_again(where: tuple[int, int]) -> None:
+    stream, number = where
+
+    after, outcome = rules.apply(SCHEDULED, schedule(due_s=90, number=number, stream=stream), at(9))
+
+    assert outcome is Outcome.RESCHEDULED
+    assert after == scheduled_timer(due_s=90, generation=2, number=number, stream=stream)
+
+
+def test_a_command_that_an_unchanged_schedule_overtook_does_not_undo_it() -> None:
+    confirmed, _ = rules.apply(scheduled_timer(due_s=60, number=1), schedule(due_s=60, number=3), at(1))
+
+    after, outcome = rules.apply(confirmed, cancel(number=2), at(2))
+
+    assert outcome is Outcome.SUPERSEDED
+    assert after is confirmed
+
+
+def test_a_schedule_that_a_second_cancel_overtook_does_not_undo_it() -> None:
+    once, _ = rules.apply(None, cancel(number=1), at(0))
+    twice, _ = rules.apply(once, cancel(number=3), at(1))
+
+    after, outcome = rules.apply(twice, schedule(number=2), at(2))
+
+    assert outcome is Outcome.SUPERSEDED
+    assert after is twice
+
+
+def test_a_schedule_that_its_cancel_overtook_never_fires() -> None:
+    remembered, _ = rules.apply(None, cancel(number=2), at(0))
+
+    after, outcome = rules.apply(remembered, schedule(number=1), at(1))
+
+    assert outcome is Outcome.SUPERSEDED
+    assert after is remembered
+
+
+# Marking
+
+
+def test_a_scheduled_timer_of_the_published_generation_is_marked() -> None:
+    before = scheduled_timer(generation=2)
+
+    after = rules.mark_reached(before, 2, at(61))
+
+    assert after == replace(before, state=TimerState.REACHED, reached_at=at(61))
+
+
+@pytest.mark.parametrize("generation", [1, 3])
+def test_another_generation_is_not_marked(generation: int) -> None:
+    timer = scheduled_timer(generation=2)
+
+    assert rules.mark_reached(timer, generation, at(61)) is timer
+
+
+def test_a_cancelled_timer_is_not_marked() -> None:
+    timer, _ = rules.apply(scheduled_timer(), cancel(), at(5))
+
+    assert rules.mark_reached(timer, 1, at(61)) is timer
+
+
+def test_a_reached_timer_keeps_its_first_mark() -> None:
+    timer = rules.mark_reached(scheduled_timer(), 1, at(61))
+
+    assert rules.mark_reached(timer, 1, at(62)) is timer
+
+
+def test_a_due_timer_tells_of_its_own_firing() -> None:
+    due = DueTimer(ACME, call("order-1"), at(60), 2, correlation("request-1"))
+
+    event = due.reached(at(61))
+
+    assert event == reached("order-1", 60, reached_s=61, generation=2, correlation="request-1")
+
+
+# Any sequence of commands
+
+_positions = st.builds(Position, st.integers(1, 3), st.integers(1, 6))
+
+
+@st.composite
+def _commands(draw: st.DrawFn) -> list[Command]:
+    """Draw commands to one timer: one for each place in the stream, in the order of the stream."""
+    places = sorted(draw(st.sets(_positions, min_size=1)))
+    return [
+        schedule(
+            due_s=draw(st.sampled_from([10, 20, 30])),
+            number=place.sequence,
+            stream=place.stream_created_us,
+            correlation=draw(st.sampled_from([None, "request-1", "request-2"])),
+        )
+        if draw(st.booleans())
+        else cancel(number=place.sequence, stream=place.stream_created_us)
+        for place in places
+    ]
+
+
+def _wish(command: Command) -> tuple[TimerState, object]:
+    if isinstance(command, ScheduleTimer):
+        return TimerState.SCHEDULED, command.due_at
+    return TimerState.CANCELLED, None
+
+
+def _apply_all(commands: list[Command]) -> Timer | None:
+    timer = None
+    for command in commands:
+        timer, _ = rules.apply(timer, command, at(0))
+    return timer
+
+
+@given(st.data())
+def test_a_newer_command_is_never_undone_in_whatever_order_commands_come(data: st.DataObject) -> None:
+    commands = data.draw(_commands())
+    deliveries = data.draw(st.lists(st.sampled_from(commands), min_size=1, max_size=20))
+    timer: Timer | None = None
+    newest = deliveries[0]
+    due_of_generation: dict[int, object] = {}
+
+    for delivered in deliveries:
+        before = timer
+        timer, _ = rules.apply(timer, delivered, at(0))
+        newest = max(newest, delivered, key=lambda command: command.position)
+
+        state, due_at = _wish(newest)
+        assert (timer.state, timer.position) == (state, newest.position)
+        assert state is TimerState.CANCELLED or timer.due_at == due_at
+        assert before is None or timer.generation - before.generation in (0, 1)
+        if timer.state is TimerState.SCHEDULED:
+            assert due_of_generation.setdefault(timer.generation, timer.due_at) == timer.due_at
+
+
+@given(st.data())
+def test_redelivery_leaves_the_timer_as_delivery_in_order_does(data: st.DataObject) -> None:
+    commands = data.draw(_commands())
+    repeated: list[Command] = []
+    for index, command in enumerate(commands):
+        repeated.append(command)
+        repeated.extend(data.draw(st.lists(st.sampled_from(commands[: index + 1]), max_size=3)))
+
+    assert _apply_all(repeated) == _apply_all(commands)
+
+
+@given(_commands(), _commands())
+def test_nothing_changes_a_reached_timer(before: list[Command], after: list[Command]) -> None:
+    timer = _apply_all([schedule(number=0), *before, schedule(number=1, stream=9)])
+    assert timer is not None
+    done = rules.mark_reached(timer, timer.generation, at(60))
+
+    for command in after:
+        kept, outcome = rules.apply(done, command, at(61))
+
+        assert (kept, outcome) == (done, Outcome.ALREADY_REACHED)
+    assert done.state is TimerState.REACHED
