@@ -69,8 +69,8 @@ def _ready(load: Load, sent: int) -> int:
 
 def _message(load: Load, inbox: str, number: int) -> bytes:
     now_ms, due_ms = time.time_ns() // 1_000_000, load.due_ms(number)
-    message_id = messages.uuid7(now_ms, number)
-    call = messages.uuid7(load.first_due_ms, number)
+    call = messages.uuid7(now_ms, number)
+    message_id = messages.uuid7(now_ms, number + load.count)
     if load.form == "schedule":
         # The body is the event as the timer service would send it: same size, same due time in it.
         body = messages.due_time_reached(load.tenant, call, due_ms, now_ms, message_id)

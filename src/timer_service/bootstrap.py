@@ -43,7 +43,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             facts=lambda: {"broker": bus.server, "problems": service.health().problems},
         )
         if settings.http_port:
-            app = create_app(service.health, service.metrics_text)
+            app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
             await stack.enter_async_context(serving(app, settings.http_host, settings.http_port))
         await stack.enter_async_context(bus.running(calls))
         yield service

@@ -7,6 +7,7 @@ import ssl
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from timer_service.domain.errors import InvalidConfiguration
 
 ENV_PREFIX = "TIMER_"
-_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
+_SCHEMES = ("nats", "tls", "ws", "wss")
 MAX_RETENTION_DAYS = 36_500
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -29,8 +30,11 @@ def _readable_file(path: Path) -> Path:
 
 def _server_list(text: str) -> str:
     servers = [part.strip() for part in text.split(",")]
-    if not all(server.startswith(_SCHEMES) and len(server) > len("wss://") for server in servers):
-        raise ValueError("not a list of servers")
+    for server in servers:
+        url = urlsplit(server)
+        # Reading the port raises ValueError where it is none.
+        if url.scheme not in _SCHEMES or not url.hostname or url.port == 0:
+            raise ValueError("not a list of servers")
     return ",".join(servers)
 
 
@@ -227,6 +231,8 @@ def load_settings(**overrides: Any) -> Settings:
     """Read the settings, or raise InvalidConfiguration that names every wrong value."""
     try:
         return Settings(**overrides)
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(f".env must be a text file in UTF-8: {error}") from error
     except ValidationError as error:
         raise InvalidConfiguration("; ".join(_explain(problem) for problem in error.errors())) from error
 
@@ -249,8 +255,13 @@ def _explain(problem: Any) -> str:
     name = field.lower().removeprefix(ENV_PREFIX.lower())
     extra = Settings.model_fields[name].json_schema_extra
     allowed = extra["allowed"] if isinstance(extra, dict) else "another value"
-    value = "*****" if "SecretStr" in str(Settings.model_fields[name].annotation) else repr(problem["input"])
-    return f"{env_name(name)}={value}: must be {allowed}"
+    return f"{env_name(name)}={_told(name, problem['input'])}: must be {allowed}"
+
+
+def _told(name: str, value: object) -> str:
+    if "SecretStr" in str(Settings.model_fields[name].annotation):
+        return "*****"
+    return repr(_masked(name, value) if name == "broker_url" else value)
 
 
 def _masked(name: str, value: Any) -> str:
@@ -264,6 +275,6 @@ def _masked(name: str, value: Any) -> str:
 
 
 def _without_credentials(url: str) -> str:
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.rpartition("://")
     _, at, address = rest.rpartition("@")
-    return f"{scheme}://*****@{address}" if at else url
+    return f"{scheme}{separator}*****@{address}" if at else url

@@ -1,4 +1,4 @@
-"""The loops: consume commands, fire due timers, purge old ones, count; the only place that waits."""
+"""The loops: consume commands, fire due timers, purge old ones; the only place that waits."""
 
 import asyncio
 import time
@@ -29,7 +29,6 @@ SHUTDOWN_GRACE_S: Final = 10.0
 SILENT_S: Final = 30.0
 """A worker that has not polled for so long is taken for dead."""
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
-OBSERVE_INTERVAL_S: Final = 5.0
 PURGE_BATCH: Final = 500
 PURGE_PAUSE_S: Final = 0.1
 PURGE_INTERVAL_S: Final = 60.0
@@ -74,7 +73,7 @@ class Service:
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
         self._polled_at = clock.now()
-        self._store_problem: str | None = None
+        self._store_problems: dict[str, str] = {}
         self._free_bytes: int | None = None
 
     async def run(self) -> None:
@@ -82,7 +81,6 @@ class Service:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._consume(), name="consume")
             loops.create_task(self._fire(), name="fire")
-            loops.create_task(self._observe(), name="observe")
             if self._retention is not None:
                 loops.create_task(self._purge(self._retention), name="purge")
 
@@ -94,7 +92,8 @@ class Service:
     def health(self) -> Health:
         """Say what is wrong at this moment."""
         silent_s = (self._clock.now() - self._polled_at).total_seconds()
-        problems = {"broker": self._bus.problem, "store": self._store_problem, **self._other_problems()}
+        store_problem = next(iter(self._store_problems.values()), None)
+        problems = {"broker": self._bus.problem, "store": store_problem, **self._other_problems()}
         if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
             problems["disk"] = f"only {self._free_bytes} bytes are free"
         return Health(
@@ -138,9 +137,10 @@ class Service:
             except _Stopped:
                 return
             except TransientError as error:
-                self._note_store_error(error)
+                self._note_store_error("poll", error)
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
+            self._note_store_works("poll")
             if report.disconnected:
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
@@ -194,25 +194,19 @@ class Service:
             pause = PURGE_PAUSE_S if purged == PURGE_BATCH else PURGE_INTERVAL_S
             await self._clock.wait(pause, self._stopping)
 
-    async def _observe(self) -> None:
-        """Keep the gauges fresh."""
-        while not self._stopping.is_set():
-            with suppress(TransientError):
-                now = self._clock.now()
-                counts = await self._store.count(now)
-                overdue_since = counts.oldest_overdue_at or now
-                self._free_bytes = counts.free_bytes
-                self._metrics.counted(counts, (now - overdue_since).total_seconds())
-            await self._clock.wait(OBSERVE_INTERVAL_S, self._stopping)
-
-    def metrics_text(self) -> bytes:
-        """Return all metrics, with those that are cheap to read read now."""
+    async def observe(self) -> None:
+        """Bring the gauges up to date; whoever is about to look at them asks for it."""
         self._metrics.health(
             polled_at=self._polled_at.timestamp(),
             broker=self._bus.problem is None,
-            store=self._store_problem is None,
+            store=not self._store_problems,
         )
-        return self._metrics.text()
+        with suppress(TransientError):
+            now = self._clock.now()
+            counts = await self._store.count(now)
+            self._free_bytes = counts.free_bytes
+            overdue_since = counts.oldest_overdue_at or now
+            self._metrics.counted(counts, (now - overdue_since).total_seconds())
 
     def _retrying(self, operation: str) -> Retry:
         """Return what repeats a step of a workflow until the store takes it."""
@@ -224,13 +218,13 @@ class Service:
                 try:
                     result = await step()
                 except TransientError as error:
-                    self._note_store_error(error)
+                    self._note_store_error(operation, error)
                     if self._stopping.is_set():
                         raise _Stopped from error
                     await self._clock.wait(next(backoff), self._stopping)
                     self._polled_at = self._clock.now()  # Waiting for the store is not being stuck.
                 else:
-                    self._note_store_works()
+                    self._note_store_works(operation)
                     self._metrics.wrote(operation, time.perf_counter() - started)
                     return result
 
@@ -243,17 +237,16 @@ class Service:
             yield seconds * (0.5 + self._chance() / 2)
             seconds = min(seconds * 2, LONGEST_BACKOFF_S)
 
-    def _note_store_error(self, error: TransientError) -> None:
+    def _note_store_error(self, operation: str, error: TransientError) -> None:
         # The bus tells of its own outages.
         if isinstance(error, BusUnavailable):
             return
-        if self._store_problem is None:
+        if not self._store_problems:
             log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))
-        self._store_problem = str(error)
+        self._store_problems[operation] = str(error)
 
-    def _note_store_works(self) -> None:
-        if self._store_problem is not None:
-            self._store_problem = None
+    def _note_store_works(self, operation: str) -> None:
+        if self._store_problems.pop(operation, None) and not self._store_problems:
             log.info("store.recovered")
 
 

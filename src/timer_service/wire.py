@@ -6,7 +6,7 @@ This module knows neither the domain nor the transport. docs/messages.md describ
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 from uuid import UUID
 
@@ -79,11 +79,12 @@ def parse_time(text: str) -> datetime:
         raise ValueError(f"must be {TIME_RULE}")
     year, month, day, hour, minute, second, fraction, _zulu, sign, offset_h, offset_m = match.groups()
     try:
-        zone = UTC if sign is None else _offset(sign, int(offset_h), int(offset_m or 0))
+        offset = _offset(sign, int(offset_h), int(offset_m or 0)) if sign else timedelta()
         local = datetime(
-            int(year), int(month), int(day), int(hour), int(minute), int(second or 0), tzinfo=zone
+            int(year), int(month), int(day), int(hour), int(minute), int(second or 0), tzinfo=UTC
         )
-        return local.astimezone(UTC) + _round_up(fraction)
+        # In one step: the local time may lie outside the years that the result is inside of.
+        return local + (_round_up(fraction) - offset)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"must be {TIME_RULE}: {error}") from error
 
@@ -93,11 +94,11 @@ def format_time(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
 
-def _offset(sign: str, hours: int, minutes: int) -> timezone:
+def _offset(sign: str, hours: int, minutes: int) -> timedelta:
     if hours > 23 or minutes > 59:
         raise ValueError("offset must be from -23:59 to +23:59")
     span = timedelta(hours=hours, minutes=minutes)
-    return timezone(-span if sign == "-" else span)
+    return -span if sign == "-" else span
 
 
 def _round_up(fraction: str | None) -> timedelta:
@@ -199,11 +200,25 @@ def parse_json(body: bytes) -> Any:
         detail = str(error)
         if "recursion" in detail:
             raise _too_deep() from error
-        kind = "invalid" if "surrogate" in detail else "not_json"
-        raise WireError(kind, f"the body must be JSON in UTF-8: {detail}") from error
+        if _only_has_lone_surrogates(body):
+            raise WireError("invalid", f"the body must not hold lone surrogates: {detail}") from error
+        raise WireError("not_json", f"the body must be JSON in UTF-8: {detail}") from error
     if deep and _depth(value) > MAX_NESTING:
         raise _too_deep()
     return value
+
+
+def _only_has_lone_surrogates(body: bytes) -> bool:
+    """Tell whether a refused body is JSON all the same, as the more lenient standard library reads it."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    try:
+        json.loads(body.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_envelope(body: bytes) -> Envelope:

@@ -45,6 +45,7 @@ class Disk:
         self.faults = DiskFaults()
         self.latency_s = 0.001
         self.injected = 0
+        self.failed_for_good = False
         self.on_commit: Callable[[], None] = lambda: None
         self.on_poll: Callable[[], None] = lambda: None
         self._images = itertools.count(1)
@@ -193,6 +194,7 @@ class _InlineConnection(aiosqlite.Connection):
             )
         elif sql == "COMMIT" and faults.io_errors:
             faults.io_errors -= 1
+            self._disk.failed_for_good = True
             fault = _Fault(
                 _error(sqlite3.SQLITE_IOERR_FSYNC, "SQLITE_IOERR_FSYNC", "disk I/O error"),
                 carried_out=chance() < 0.5,

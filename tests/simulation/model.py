@@ -85,8 +85,8 @@ class _Send:
 
 @dataclass(frozen=True, slots=True)
 class _ConfirmedCancel:
-    key: Key
-    generations: frozenset[int]
+    firings: frozenset[Firing]
+    """What was cancelled; one of these at least."""
     at: float
 
 
@@ -117,8 +117,10 @@ class Surroundings:
     note: Callable[[str], None]
     slack_s: float = 0.5
     """How long a claim that was overtaken may still be on its way out."""
-    punctual_s: float | None = None
-    """How late a timer may be at most; None where faults explain any lateness."""
+    punctual_s: float = 1.0
+    """How late a timer may be at most while nothing is wrong."""
+    disturbed: Callable[[float, float], bool] = lambda _since, _until: False
+    """Whether anything was wrong between two moments, so that lateness is explained."""
     retention_ms: int | None = None
     last_freeze_end: float = -1e9
 
@@ -144,6 +146,7 @@ class Model:
         self._ids: dict[str, Firing] = {}
         self._cancels: list[_ConfirmedCancel] = []
         self._newest: Position = (0, 0)
+        self._forbidden_at: dict[str, float] = {}
         self._forgiven: set[Position] = set()
         """Messages that somebody deleted together with their stream."""
 
@@ -257,11 +260,12 @@ class Model:
             self._violated("I4", f"{firing} was published, but since {after.since:.3f} it is {after.row}")
 
     def _check_punctual(self, firing: Firing, accepted_at: float, now: float) -> None:
-        if self.around.punctual_s is None or firing in self._sends:
+        if firing in self._sends:
             return
         due_at = now - (self.around.wall_ms() - firing[3]) / 1000
-        late_s = now - max(accepted_at, due_at)
-        if late_s > self.around.punctual_s:
+        since = max(accepted_at, due_at)
+        late_s = now - since
+        if late_s > self.around.punctual_s and not self.around.disturbed(since, now):
             self._violated("I7", f"{firing} is {late_s:.3f} s late although nothing is wrong")
 
     def _check_repetition(self, firing: Firing, event_id: str, life: int, now: float) -> None:
@@ -275,13 +279,18 @@ class Model:
             self._violated("I3", f"{firing} was published again under another id")
         confirmed_at = before.confirmed_at
         known = confirmed_at is not None and confirmed_at - before.at < CONFIRM_LIMIT_S
-        if known and before.life == life and self.around.last_freeze_end < before.at:
+        forbidden = self._forbidden_at.get(firing[0], -1e9) > before.at - CONFIRM_LIMIT_S
+        if known and before.life == life and self.around.last_freeze_end < before.at and not forbidden:
             self._violated("I3", f"{firing} was published again, although it was confirmed at {confirmed_at}")
 
     def confirmation_arrived(self, inbox: str, body: bytes) -> None:
         send = self._awaited.pop(inbox, None)
         if send is not None and b'"error"' not in body and body:
             send.confirmed_at = self.around.now()
+
+    def event_forbidden(self, subject: str) -> None:
+        """Know that the broker refuses a subject: everything on its way there counts as refused."""
+        self._forbidden_at[subject.split(".")[2]] = self.around.now()
 
     def event_stored(self, body: bytes, *, duplicate: bool) -> None:
         payload = json.loads(body)["payload"]
@@ -420,8 +429,10 @@ class Model:
         if not self._outcome_holds(call.wish, outcome, since):
             self._violated("I1", f"{call} was answered with {outcome}, but since then it was {since}")
         if outcome == "cancelled":
-            generations = frozenset(row.generation for row in since if row.state == CANCELLED)
-            self._cancels.append(_ConfirmedCancel(key, generations, call.answered_at))
+            cancelled = frozenset(
+                (*key, row.generation, row.due_ms or 0) for row in since if row.state == CANCELLED
+            )
+            self._cancels.append(_ConfirmedCancel(cancelled, call.answered_at))
 
     def _versions_since(self, key: Key, moment: float) -> list[Row]:
         versions = self.history[key]
@@ -432,28 +443,29 @@ class Model:
         if outcome == "already_reached":
             return any(row.state == REACHED for row in rows)
         if wish.kind == "cancel":
-            return outcome in ("cancelled", "not_found") and any(row.state == CANCELLED for row in rows)
+            return outcome in ("cancelled", "already_cancelled", "not_found") and any(row.state == CANCELLED for row in rows)
         return outcome in ("scheduled", "rescheduled", "unchanged") and any(
             (row.state, row.due_ms) == (SCHEDULED, wish.due_ms) for row in rows
         )
 
     # What must hold at the end.
 
+    def overdue(self) -> list[tuple[Key, Row]]:
+        """Return what is scheduled and should have fired a second ago."""
+        latest_ms = self.around.wall_ms() - 1000
+        rows = [(key, _row(raw)) for key, raw in self.rows.items() if raw[2] == SCHEDULED]
+        return [(key, row) for key, row in rows if row.due_ms is not None and row.due_ms <= latest_ms]
+
     def settled(self) -> None:
         """Check what must be true once faults have stopped and the stated time has passed."""
-        wall_ms = self.around.wall_ms()
-        for key, raw in self.rows.items():
-            row = _row(raw)
-            if row.state == SCHEDULED and row.due_ms is not None and row.due_ms <= wall_ms:
-                late_s = (wall_ms - row.due_ms) / 1000
-                self._violated("I7", f"{key} was due {late_s:.3f} s ago and is still {row}")
+        for key, row in self.overdue():
+            self._violated("I7", f"{key} is due and still {row}")
         for position in self._refused:
             if self._letters[position] != 1 and position not in self._forgiven:
                 self._violated("I1", f"{self._letters[position]} letters about the refused {position}")
         for cancel in self._cancels:
-            fired = {generation for *key, generation, _ in self.fired if tuple(key) == cancel.key}
-            if cancel.generations and cancel.generations <= fired:
-                self._violated("I4", f"{cancel} was confirmed as cancelled, but it fired")
+            if cancel.firings <= self.fired:
+                self._violated("I4", f"{set(cancel.firings)} was said to be cancelled at {cancel.at:.3f}, but it fired")
 
     def _violated(self, invariant: str, text: str) -> None:
         self.around.violated(invariant, text)

@@ -19,7 +19,8 @@ CALLS = (
     "dots.and*and>",
     "L" * 255,
 )
-_YEAR_S = 365.25 * 86_400
+RECOVERED_AFTER_S = 25.0
+"""After a fault a timer may be late for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,17 @@ class Plan:
     fresh_database: bool = False
 
     @property
-    def is_calm(self) -> bool:
-        return not self.faults
+    def punctual_s(self) -> float:
+        """How late a timer may be while nothing is wrong: a few batches, one after the other."""
+        batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
+        batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
+        return 0.2 + batches * batch_s
+
+    def is_disturbed(self, since: float, until: float) -> bool:
+        """Tell whether a fault, or what it leaves behind, falls between two moments."""
+        return any(
+            fault.at <= until and since <= fault.at + fault.lasts + RECOVERED_AFTER_S for fault in self.faults
+        )
 
 
 def make_plan(seed: int) -> Plan:
@@ -97,10 +107,11 @@ def make_plan(seed: int) -> Plan:
         retention=random.choice(("off", "off", "1m")),
         fresh_database=random.random() < 0.1,
     )
-    calm = random.random() < 0.15
+    calm = random.random() < 0.25
     if calm:
         plan.batch_size = random.choice((20, 100))
-        plan.disk_latency_s = plan.net_latency_s = random.choice((0.0005, 0.002))
+        plan.disk_latency_s = random.choice((0.0005, 0.002, 0.01))
+        plan.net_latency_s = random.choice((0.0005, 0.002))
         plan.poll_interval_ms = random.choice((5_000, 20_000))
     _Workload(random, plan, lasts).fill()
     if not calm:
@@ -134,6 +145,12 @@ class _Workload:
                 self._add(at, random.choice(self.tenants), random.choice(self.calls))
         for _ in range(random.choice((0, 0, 10, 30))):  # Commands that race the firing.
             self._race()
+        if random.random() < 0.5:  # One after the other, each soon due.
+            at = 1.0 + random.random() * self.lasts
+            gap_s = random.choice((0.005, 0.03, 0.2))
+            for _ in range(random.randint(10, 60)):
+                at += random.random() * gap_s
+                self._add(at, random.choice(self.tenants), f"soon-{self.number}", soon=True)
 
     def _race(self) -> None:
         if not self.dues:
@@ -143,18 +160,18 @@ class _Workload:
         if 1.0 < at < 1.0 + self.lasts:
             self._add(at, *key)
 
-    def _add(self, at: float, tenant: str, call: str) -> None:
+    def _add(self, at: float, tenant: str, call: str, *, soon: bool = False) -> None:
         chance = self.random.random
         self.number += 1
         if chance() < self.hostile:
             self.plan.sendings.append(hostile_message(self.random, at, tenant, call, self.number))
             return
         asks = chance() < self.asking
-        if chance() < self.cancelling:
+        if chance() < self.cancelling and not soon:
             wish = Wish("cancel", tenant, call)
             due_text = None
         else:
-            due_us = self._due_us(at, tenant, call)
+            due_us = self._due_us(at, tenant, call, soon=soon)
             due_ms = -(-due_us // 1000)
             self.dues[tenant, call] = due_ms
             correlation = f"request {self.number}" if chance() < 0.5 else None
@@ -165,11 +182,11 @@ class _Workload:
         else:
             self.plan.sendings.extend(_sendings(self.random, at, wish, due_text, self.number))
 
-    def _due_us(self, at: float, tenant: str, call: str) -> int:
+    def _due_us(self, at: float, tenant: str, call: str, *, soon: bool) -> int:
         """Return a due time in microseconds since 1970."""
         random = self.random
         sent_us = START_MS * 1000 + int(at * 1_000_000)
-        match random.randrange(10):
+        match 4 if soon else random.randrange(10):
             case 0:
                 return sent_us - random.randrange(10**random.randint(3, 14))
             case 1:

@@ -130,9 +130,10 @@ class _MemoryClaim:
         marked = 0
         for event in events:
             key = (event.tenant_id, event.service_call_id)
-            before = self._timers[key]
-            self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
-            marked += self._timers[key] is not before
+            before = self._timers.get(key)
+            if before is not None:
+                self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
+                marked += self._timers[key] is not before
         return marked
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
@@ -18,8 +18,13 @@ STOP_TIMEOUT_S: Final = 2
 BACKLOG: Final = 128
 
 
-def create_app(health: Callable[[], Health], metrics: Callable[[], bytes]) -> FastAPI:
-    """Return the application: what it shows is asked for at each request."""
+def create_app(
+    *,
+    observe: Callable[[], Awaitable[None]],
+    health: Callable[[], Health],
+    metrics: Callable[[], bytes],
+) -> FastAPI:
+    """Return the application: what it shows is observed at each request."""
     app = FastAPI(title="timer-service", version=__version__, docs_url=None, redoc_url=None)
 
     @app.get("/livez")
@@ -30,11 +35,13 @@ def create_app(health: Callable[[], Health], metrics: Callable[[], bytes]) -> Fa
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, object]:
         """Say whether commands are taken and timers fired, and what is in the way."""
+        await observe()
         return _report(response, health().problems)
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
         """Return the metrics in Prometheus' text form."""
+        await observe()
         return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
 
     return app

@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
@@ -106,6 +107,7 @@ class NatsEventBus:
         self._buffered_bytes = 0
         self._arrived = asyncio.Event()
         self._session_over = asyncio.Event()
+        self._stream_missing = asyncio.Event()
         self._known_servers: set[str] = set()
         self._api: TimerApi | None = None
         self._connecting = False
@@ -237,7 +239,7 @@ class NatsEventBus:
 
     async def _serve(self, client: Client) -> None:
         """Use one connection until it is lost."""
-        publisher = Publisher(client, stream_missing=self._session_over.set)
+        publisher = Publisher(client, stream_missing=self._stream_missing.set)
         jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
             await publisher.start()
@@ -259,7 +261,7 @@ class NatsEventBus:
                     await self._api.serve(client)
                     await client.flush(timeout=ANSWER_TIMEOUT_S)
                 self._tell_available()
-                await self._watch(client)
+                await self._watch(client, jetstream)
                 await self._stop_pulling()
                 # The consumer or a stream is gone but the broker is not: do not ask too often.
                 await asyncio.sleep(RECOVERY_PAUSE_S)
@@ -271,11 +273,7 @@ class NatsEventBus:
     async def _prepare(self, client: Client, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
         options = self._options
-        stream, warnings = await ensure_streams(jetstream, self._subjects, self._names, options.replicas)
-        for warning in warnings:
-            if warning not in self._warned:
-                self._warned.add(warning)
-                log.warning("stream.unsafe", detail=warning)
+        stream = await self._ensure_streams(jetstream)
         await ensure_consumer(
             jetstream,
             self._subjects,
@@ -298,9 +296,22 @@ class NatsEventBus:
         )
         await self._pull.start()
 
-    async def _watch(self, client: Client) -> None:
-        """Wait until the connection, the consumer or a stream is gone; keep pulls going meanwhile."""
+    async def _ensure_streams(self, jetstream: JetStreamContext) -> StreamInfo:
+        stream, warnings = await ensure_streams(
+            jetstream, self._subjects, self._names, self._options.replicas
+        )
+        for warning in warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("stream.unsafe", detail=warning)
+        return stream
+
+    async def _watch(self, client: Client, jetstream: JetStreamContext) -> None:
+        """Wait until the connection or the consumer is gone; keep pulls going and streams in place."""
         while not self._session_over.is_set():
+            if self._stream_missing.is_set():
+                self._stream_missing.clear()
+                await self._ensure_streams(jetstream)
             await self._pause(WATCH_INTERVAL_S)
             if self._pull is not None and not self._session_over.is_set():
                 # A client can look connected on a dead socket: only an answer proves it alive.

@@ -72,6 +72,8 @@ class Publisher:
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
         """Send all messages and wait for what becomes of each."""
+        if not messages:
+            return []
         self._batches += 1
         number, pending = self._batches, _Pending(messages)
         self._pending[number] = pending

@@ -348,7 +348,7 @@ class SqliteTimerStore:
 
     async def _take_turns(self, parameters: dict[str, Any], limit: int) -> list[tuple[Any, ...]]:
         tenants = [row[0] for row in await self._read(FIND_DUE_TENANTS, parameters)]
-        turn = -(-limit // max(len(tenants), 1))
+        turn = max(1, limit // max(len(tenants), 1))
         return await self._read(
             FIND_DUE_IN_TURNS,
             {**parameters, "limit": limit, "tenants": json.dumps(tenants), "turn": turn},
