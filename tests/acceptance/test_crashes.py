@@ -306,17 +306,14 @@ async def test_a_signal_while_hundreds_of_timers_fire_loses_and_doubles_nothing(
     await _once_each(world, due)
 
 
-@either_signal
-async def test_a_signal_between_publishing_and_marking_lets_the_batch_finish(
-    world: World, signal: Signal
-) -> None:
+async def test_a_signal_between_publishing_and_marking_lets_the_batch_finish(world: World) -> None:
     service = world.service().start_ready()
     due = dict.fromkeys((f"order-{number}" for number in range(20)), in_seconds(1))
     await _schedule_and_keep(world, due)
 
     with _write_lock(world):
         await world.wait_for_event_count(20)
-        ending = asyncio.ensure_future(asyncio.to_thread(_end, service, signal))
+        ending = asyncio.ensure_future(asyncio.to_thread(_end, service, TimerServiceProcess.terminate))
         await asyncio.to_thread(service.wait_for_log, "service.stopping")
     ended = await ending
 
@@ -339,10 +336,7 @@ async def test_a_signal_while_commands_pour_in_loses_and_doubles_nothing(world: 
     assert {row["generation"] for row in world.rows()} == {1}
 
 
-@either_signal
-async def test_a_signal_while_the_broker_is_away_ends_with_code_0(
-    fragile_world: World, signal: Signal
-) -> None:
+async def test_a_signal_while_the_broker_is_away_ends_with_code_0(fragile_world: World) -> None:
     world = fragile_world
     service = world.service().start_ready()
     due = _spread(100, 1, 1.2)
@@ -350,7 +344,7 @@ async def test_a_signal_while_the_broker_is_away_ends_with_code_0(
     world.broker.kill()
     service.wait_for_log("broker.unavailable")
 
-    ended = _end(service, signal)
+    ended = _end(service, TimerServiceProcess.interrupt)
     world.broker.start()
     service.restart()
 

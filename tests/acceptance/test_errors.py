@@ -421,17 +421,28 @@ def test_a_database_with_broken_tables_is_refused_and_a_backup_named(tmp_path: P
     assert "backup" in line
 
 
-@pytest.mark.parametrize("place", ["missing/timers.db", "file/timers.db", "folder"])
+@pytest.mark.parametrize("place", ["missing/timers.db", "file/timers.db"])
 def test_a_path_that_cannot_be_a_database_is_refused_with_the_setting_to_change(
     tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
 
     line = failure(tmp_path, db_path=tmp_path / place)
 
     assert str(tmp_path / place) in line
     assert "TIMER_DB_PATH" in line
+
+
+def test_a_database_that_cannot_be_opened_is_told_in_one_line_every_time(tmp_path: Path) -> None:
+    # Side by side and often: the end of the loop and the end of the database's thread must never race.
+    folders = [tmp_path / str(number) for number in range(12)]
+    for folder in folders:
+        (folder / "timers.db").mkdir(parents=True)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        lines = list(pool.map(lambda folder: failure(folder, db_path=folder / "timers.db"), folders))
+
+    assert ["TIMER_DB_PATH" in line for line in lines] == [True] * len(folders)
 
 
 def test_a_folder_that_takes_no_files_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:

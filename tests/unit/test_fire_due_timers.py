@@ -107,6 +107,7 @@ async def test_nothing_due_means_nothing_published() -> None:
         next_due_at=None,
     )
     assert desk.bus.published == []
+    assert desk.store.calls == ["claim_due", "next_due_at"]
 
 
 async def test_a_fired_timer_is_not_due_again() -> None:
