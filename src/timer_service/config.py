@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
+import nkeys  # type: ignore[import-untyped]
+from dotenv import dotenv_values
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -28,6 +30,29 @@ def _readable_file(path: Path) -> Path:
     return path
 
 
+def _nkey_seed(path: Path) -> Path:
+    try:
+        nkeys.from_seed(bytearray(_readable_file(path).read_bytes().strip()))
+    except Exception as error:  # nkeys raises what it likes
+        raise ValueError("no seed") from error
+    return path
+
+
+def _credentials(path: Path) -> Path:
+    text = _readable_file(path).read_bytes()
+    if b"BEGIN NATS USER JWT" not in text or b"BEGIN USER NKEY SEED" not in text:
+        raise ValueError("no credentials")
+    return path
+
+
+def _certificates(path: Path) -> Path:
+    try:
+        ssl.create_default_context(cafile=_readable_file(path))
+    except OSError as error:  # An SSLError is one.
+        raise ValueError("no certificates") from error
+    return path
+
+
 def _server_list(text: str) -> str:
     servers = [part.strip() for part in text.split(",")]
     for server in servers:
@@ -35,6 +60,8 @@ def _server_list(text: str) -> str:
         # Reading the port raises ValueError where it is none.
         if url.scheme not in _SCHEMES or not url.hostname or url.port == 0:
             raise ValueError("not a list of servers")
+    if len({server.startswith("ws") for server in servers}) > 1:
+        raise ValueError("not of one kind")
     return ",".join(servers)
 
 
@@ -115,10 +142,14 @@ class Settings(BaseSettings):
     broker_user: str | None = _setting(None, "User name", "a text; together with TIMER_BROKER_PASSWORD")
     broker_password: SecretStr | None = _setting(None, "Password", "a text; together with TIMER_BROKER_USER")
     broker_token: SecretStr | None = _setting(None, "Token", "a text")
-    broker_creds: ReadableFile | None = _setting(None, "Credentials file (JWT and seed)", _A_FILE)
-    broker_nkey: ReadableFile | None = _setting(None, "File with the NKey seed", _A_FILE)
-    broker_tls_ca: ReadableFile | None = _setting(
-        None, "CA certificates to trust instead of the system's", _A_FILE
+    broker_creds: Annotated[Path, AfterValidator(_credentials)] | None = _setting(
+        None, "Credentials file (JWT and seed)", f"{_A_FILE}, with a JWT and a seed"
+    )
+    broker_nkey: Annotated[Path, AfterValidator(_nkey_seed)] | None = _setting(
+        None, "File with the NKey seed", f"{_A_FILE}, with an NKey seed"
+    )
+    broker_tls_ca: Annotated[Path, AfterValidator(_certificates)] | None = _setting(
+        None, "CA certificates to trust instead of the system's", f"{_A_FILE}, with PEM certificates"
     )
     broker_tls_cert: ReadableFile | None = _setting(None, "Client certificate", _A_FILE)
     broker_tls_key: ReadableFile | None = _setting(None, "Key of the client certificate", _A_FILE)
@@ -238,10 +269,10 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def unknown_variables() -> list[str]:
-    """Return a hint for each TIMER_ variable in the environment that is no setting."""
+    """Return a hint for each TIMER_ variable in the environment or `.env` that is no setting."""
     known = [env_name(name) for name in Settings.model_fields]
     hints = []
-    for name in sorted(os.environ):
+    for name in sorted({*os.environ, *dotenv_values(".env")}):
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, n=1)
             hints.append(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))

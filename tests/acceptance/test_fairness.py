@@ -36,7 +36,7 @@ def _insert_due(world: World, timers: Iterable[tuple[str, str, datetime]]) -> No
     now = iso(in_seconds(0))
     with contextlib.closing(sqlite3.connect(world.db_path)) as link, link:
         link.executemany(
-            "INSERT INTO timer_schedules VALUES (?, ?, 'Scheduled', ?, 1, ?, NULL, NULL, NULL, 1, 1)",
+            "INSERT INTO timer_schedules VALUES (?, ?, 'Scheduled', ?, 1, ?, NULL, NULL, NULL, 1, 1, NULL, NULL)",
             [(tenant, call, iso(due), now) for tenant, call, due in timers],
         )
 

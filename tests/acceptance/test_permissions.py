@@ -244,7 +244,7 @@ async def test_the_service_can_do_nothing_beyond_its_work(either: Site) -> None:
 
 
 @pytest.mark.parametrize("credentials", [{}, {"user": "acme", "password": "guessed"}], ids=["none", "wrong"])
-async def test_nobody_gets_in_without_a_password(either: Site, credentials: dict[str, str]) -> None:
+async def test_nobody_gets_in_without_a_password(either: Site, credentials: dict[str, Any]) -> None:
     connection = Client()
 
     with pytest.raises(nats.errors.Error, match="Authorization Violation"):
@@ -445,6 +445,18 @@ async def test_a_tenant_cannot_forge_the_confirmation_of_another_s_event(
         state = (await operator.call("timer.api.globex.get", serviceCallId="victim"))["timer"]["state"]
 
     assert (failure["service_call_id"], failure["kind"], state) == ("victim", "unanswered", "Scheduled")
+
+
+async def test_what_a_subscriber_sees_does_not_give_the_service_s_other_inboxes_away(either: Site) -> None:
+    """A client's names follow one from another: who knows one inbox could guess where commands come in."""
+    async with either.user("acme") as acme, either.user("operator") as operator:
+        heard = await acme.connection.subscribe("timer.events.acme.DueTimeReached")
+        await acme.settle()
+        await acme.send("acme", "seen", LONG_AGO)
+        seen = (await heard.next_msg(timeout=WAIT_S)).reply.split(".")
+        named = (await operator.call("$SRV.PING.timer"))["id"]
+
+    assert [token for token in seen if token[:12] == named[:12]] == []
 
 
 # A tenant with an account of its own

@@ -243,7 +243,7 @@ async def test_a_refused_message_gets_a_letter_and_leaves_the_stream(line: Line)
 @pytest.mark.parametrize(
     ("tail", "reason", "tenant"),
     [
-        ("acme", "invalid", "_"),
+        ("acme", "invalid", "acme"),
         ("acme.ScheduleTimer.now", "invalid", "acme"),
         ("acme.PauseTimer", "unknown_type", "acme"),
         ("b@d.ScheduleTimer", "invalid", "_"),

@@ -122,8 +122,12 @@ class BrokerFaults:
     late_confirmations: float = 0.0
     """The share of confirmations that come up to `late_by_s` late."""
     late_by_s: float = 0.0
+    lost_statuses: bool = False
+    """A pull that runs out ends without a word."""
     events_full: bool = False
     forbidden_tenants: set[str] = field(default_factory=set)
+    jetstream_away: bool = False
+    """The server runs, but its streams do not answer yet."""
     slow_s: float = 0.0
     """The network takes up to so many seconds longer."""
 
@@ -153,7 +157,7 @@ class Broker:
     def publish_command(self, message: Message) -> bool:
         """Publish as a tenant; False where nobody takes it."""
         stream = self.streams.get(COMMANDS)
-        if not self.up or stream is None:
+        if not self.up or stream is None or self.faults.jetstream_away:
             return False
         stored, _ = stream.store(message, self.loop.time())
         if stored is not None:
@@ -189,6 +193,10 @@ class Broker:
         if self.consumer is not None:
             for sequence in self.consumer.deadlines:
                 self.consumer.deadlines[sequence] = self.loop.time() + self.consumer.ack_wait_s
+        self._deliver()
+
+    def wake(self) -> None:
+        """Go on with what was held up."""
         self._deliver()
 
     def delete_consumer(self) -> None:
@@ -248,7 +256,7 @@ class Broker:
             link.error(f'nats: permissions violation for publish to "{message.subject.lower()}"')
             return
         stream = self.streams.get(name) if name is not None else None
-        if stream is None:
+        if stream is None or self.faults.jetstream_away:
             if message.reply:
                 link.down(_status(message.reply, "503", ""))
             return
@@ -283,7 +291,7 @@ class Broker:
             link.down(confirmation)
 
     def _pulled(self, link: "Link", message: Message) -> None:
-        if self.consumer is None:
+        if self.consumer is None or self.faults.jetstream_away:
             link.down(_status(message.reply, "503", ""))
             return
         request = json.loads(message.data)
@@ -295,7 +303,7 @@ class Broker:
         sequence = int(message.subject.split(".")[5])
         consumer, stream = self.consumer, self.streams.get(COMMANDS)
         word, _, options = message.data.decode().partition(" ")
-        if consumer is None or stream is None:
+        if consumer is None or stream is None or self.faults.jetstream_away:
             return
         if self.faults.lost_acks and self.random.random() < self.faults.lost_acks:
             self.watcher.note(f"broker: {word} of {sequence} lost")
@@ -314,7 +322,7 @@ class Broker:
     def _deliver(self) -> None:
         """Answer pulls with what there is, and see to it that we look again when something runs out."""
         consumer, stream = self.consumer, self.streams.get(COMMANDS)
-        if not self.up or consumer is None or stream is None:
+        if not self.up or consumer is None or stream is None or self.faults.jetstream_away:
             return
         now = self.loop.time()
         self._collect(consumer, stream, now)
@@ -334,7 +342,8 @@ class Broker:
     def _collect(self, consumer: Consumer, stream: Stream, now: float) -> None:
         while consumer.pulls and consumer.pulls[0].ends_at <= now:
             pull = consumer.pulls.popleft()
-            pull.link.down(_status(pull.reply, "408", "Request Timeout"))
+            if not self.faults.lost_statuses:
+                pull.link.down(_status(pull.reply, "408", "Request Timeout"))
         for sequence in [s for s, deadline in consumer.deadlines.items() if deadline <= now]:
             del consumer.deadlines[sequence]
             if sequence in stream.messages:
@@ -394,7 +403,7 @@ class Link:
         if self._broken:
             return
         left_at = self._broker.loop.time() + self._broker.random.random() * 0.0002
-        self._up_at = max(self._up_at, left_at) + self._delay()
+        self._up_at = max(self._up_at, left_at + self._delay())
         self._broker.loop.world_at(self._up_at, self._arrive_up, work, left_at)
 
     def send(self, message: Message) -> None:
@@ -408,7 +417,7 @@ class Link:
         """Let the client do something once it has travelled there."""
         if self._broken:
             return
-        self._down_at = max(self._down_at, self._broker.loop.time()) + self._delay()
+        self._down_at = max(self._down_at, self._broker.loop.time() + self._delay())
         self._broker.loop.world_at(self._down_at, self._arrive_down, work)
 
     def error(self, text: str) -> None:

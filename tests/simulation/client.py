@@ -20,7 +20,7 @@ from nats.errors import (
 )
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import StreamInfo, StreamState
-from nats.js.errors import NotFoundError
+from nats.js.errors import NotFoundError, ServiceUnavailableError
 from nats.nuid import NUID
 
 from tests.simulation.broker import COMMANDS, Broker, Link, Message, Stream, matches
@@ -29,6 +29,7 @@ from tests.simulation.loop import PROCESS, Lively
 MAX_PAYLOAD = 1_048_576
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _URL = urlparse("nats://simulated:4222")
+_AWAY = object()
 _VERSION = SimpleNamespace(major=2, minor=15, patch=1)
 
 OnSend = Callable[[Lively, Message], None]
@@ -87,7 +88,6 @@ class SimulatedClient:
         self._closed_cb, self._error_cb = options["closed_cb"], options["error_cb"]
         await asyncio.sleep(broker.random.random() * 3 * (broker.latency_s + broker.faults.slow_s))
         if not broker.up or self.process.dead:
-            self.is_closed = True
             raise NoServersError
         self._link = Link(broker, self)
 
@@ -143,14 +143,17 @@ class SimulatedClient:
         answer = asyncio.get_running_loop().create_future()
 
         def work() -> None:
-            result = question(broker)
+            result = _AWAY if broker.faults.jetstream_away else question(broker)
             link.back(lambda: _settle(answer, result))
 
         link.up(work)
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            result = await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
             raise NatsTimeoutError from None
+        if result is _AWAY:
+            raise ServiceUnavailableError(code=503, description="no responders")
+        return result
 
     def forget(self, subscription: "_Subscription") -> None:
         if subscription in self._subscriptions:
@@ -240,6 +243,7 @@ class _Subscription:
             raise ConnectionClosedError
         self.stop()
         self._client.forget(self)
+        await asyncio.sleep(0)
 
     def stop(self) -> None:
         self._waiting.clear()

@@ -27,6 +27,9 @@ READ_ROWS = (
 CONFIRM_LIMIT_S = 4.5
 """A confirmation that comes later than this may have been given up."""
 
+LIST_LIMIT = 100
+"""So many timers a list holds where nobody asks for another number."""
+
 SCHEDULED, REACHED, CANCELLED = "Scheduled", "Reached", "Cancelled"
 
 
@@ -35,7 +38,7 @@ class Wish:
     """What a message asks for, as its sender meant it."""
 
     kind: str
-    """`schedule`, `cancel` or `refused`."""
+    """`schedule`, `cancel` or `refused`; of a call also `get` or `list`."""
     tenant: str = ""
     call: str = ""
     due_ms: int = 0
@@ -279,7 +282,9 @@ class Model:
             self._violated("I3", f"{firing} was published again under another id")
         confirmed_at = before.confirmed_at
         known = confirmed_at is not None and confirmed_at - before.at < CONFIRM_LIMIT_S
-        forbidden = self._forbidden_at.get(firing[0], -1e9) > before.at - CONFIRM_LIMIT_S
+        if any(version.row is None for version in self.history[firing[:2]]):
+            return  # Beyond its retention nothing is remembered of a timer.
+        forbidden = self._forbidden_at.get(firing[0].lower(), -1e9) > before.at - CONFIRM_LIMIT_S
         if known and before.life == life and self.around.last_freeze_end < before.at and not forbidden:
             self._violated("I3", f"{firing} was published again, although it was confirmed at {confirmed_at}")
 
@@ -289,8 +294,11 @@ class Model:
             send.confirmed_at = self.around.now()
 
     def event_forbidden(self, subject: str) -> None:
-        """Know that the broker refuses a subject: everything on its way there counts as refused."""
-        self._forbidden_at[subject.split(".")[2]] = self.around.now()
+        """Know that the broker refuses a subject: everything on its way there counts as refused.
+
+        So do subjects that differ in case only, because nats-py tells of it in lower case.
+        """
+        self._forbidden_at[subject.split(".")[2].lower()] = self.around.now()
 
     def event_stored(self, body: bytes, *, duplicate: bool) -> None:
         payload = json.loads(body)["payload"]
@@ -393,6 +401,7 @@ class Model:
         return any(
             _applied(before, call.wish, after.position) == after
             for call in self._calls[key]
+            if call.wish.kind in ("schedule", "cancel")
             if call.answered_at is None or call.answered_at >= now
         )
 
@@ -411,21 +420,22 @@ class Model:
     def answered(self, call: Call, error_code: str | None, body: bytes) -> None:
         """Check a definite answer against what was committed between question and answer."""
         call.answered_at = self.around.now()
+        key = (call.wish.tenant, call.wish.call)
+        since = self._versions_since(key, call.sent_at)
         if error_code is not None:
-            if error_code != "503":
+            missing = call.wish.kind == "get" and error_code == "404" and self._was_missing(key, call.sent_at)
+            if error_code != "503" and not missing:
                 self._violated("I4", f"a valid call was answered with {error_code}: {call}")
             return
         self.counts.definite_answers += 1
         answer = json.loads(body)
-        key = (call.wish.tenant, call.wish.call)
-        since = self._versions_since(key, call.sent_at)
-        outcome, timer = answer["outcome"], answer["timer"]
-        due_ms = None if timer.get("dueAt") is None else parse_ms(timer["dueAt"])
-        shown = (timer["state"], due_ms, timer["generation"])
-        if (timer["tenantId"], timer["serviceCallId"]) != key:
-            self._violated("I5", f"the answer about {key} tells of {timer}")
-        if shown not in [(row.state, row.due_ms, row.generation) for row in since]:
-            self._violated("I4", f"{key} was said to be {shown}, but since the call it was {since}")
+        if call.wish.kind == "list":
+            self._check_list(call, answer["timers"])
+            return
+        self._check_shown(key, answer["timer"], call.sent_at)
+        if call.wish.kind == "get":
+            return
+        outcome = answer["outcome"]
         if not self._outcome_holds(call.wish, outcome, since):
             self._violated("I1", f"{call} was answered with {outcome}, but since then it was {since}")
         if outcome == "cancelled":
@@ -433,6 +443,33 @@ class Model:
                 (*key, row.generation, row.due_ms or 0) for row in since if row.state == CANCELLED
             )
             self._cancels.append(_ConfirmedCancel(cancelled, call.answered_at))
+
+    def _check_shown(self, key: Key, timer: dict[str, Any], since: float) -> None:
+        """Check that a timer in an answer is as the timer was at some moment since the question."""
+        rows = self._versions_since(key, since)
+        due_ms = None if timer.get("dueAt") is None else parse_ms(timer["dueAt"])
+        shown = (timer["state"], due_ms, timer["generation"], timer.get("correlationId"))
+        if (timer["tenantId"], timer["serviceCallId"]) != key:
+            self._violated("I5", f"the answer about {key} tells of {timer}")
+        if shown not in [(row.state, row.due_ms, row.generation, row.correlation) for row in rows]:
+            self._violated("I4", f"{key} was said to be {shown}, but since the call it was {rows}")
+
+    def _check_list(self, call: Call, timers: list[dict[str, Any]]) -> None:
+        order = [(timer["dueAt"], timer["serviceCallId"]) for timer in timers]
+        if order != sorted(order):
+            self._violated("I4", f"a list is not in order: {order}")
+        for timer in timers:
+            self._check_shown((call.wish.tenant, timer["serviceCallId"]), timer, call.sent_at)
+        listed = {timer["serviceCallId"] for timer in timers}
+        for (tenant, name), versions in self.history.items():
+            steady = versions and versions[-1].since < call.sent_at and versions[-1].row is not None
+            if tenant == call.wish.tenant and steady and name not in listed:
+                if versions[-1].row.due_ms is not None and len(timers) < LIST_LIMIT:  # type: ignore[union-attr]
+                    self._violated("I4", f"{tenant}/{name} is missing in the list: {listed}")
+
+    def _was_missing(self, key: Key, since: float) -> bool:
+        versions = self.history[key]
+        return not versions or versions[0].since > since or any(version.row is None for version in versions)
 
     def _versions_since(self, key: Key, moment: float) -> list[Row]:
         versions = self.history[key]

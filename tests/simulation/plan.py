@@ -41,7 +41,8 @@ class Calling:
     at: float
     subject: str
     body: bytes
-    wish: Wish
+    wish: Wish | None
+    """None for what an operator asks, and for nonsense: it has to be answered, and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,18 @@ class Fault:
     size: float = 0.0
     steps: int = 0
     """For a crash: so many steps of the process after that moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """One step of the process, counted from a moment on, at which it is killed."""
+
+    step: int
+    after: bool
+    """Right after the step instead of right before it: what it has asked for is not done yet."""
+    down_for: float
+    again_in: int | None = None
+    """So many steps after the restart it is killed once more."""
 
 
 @dataclass(slots=True)
@@ -75,19 +88,29 @@ class Plan:
     max_clock_step: str = "off"
     retention: str = "off"
     fresh_database: bool = False
+    settled_at_least_s: float = 11.0
+    """Longer than an acknowledgement is waited for, so that what comes again comes now."""
+    is_probed: bool = True
+    """Whether one more timer and a while of idleness follow at the end."""
+    crash: CrashPoint | None = None
+    crash_from_s: float = 0.0
+    """The steps to a crash are counted from this moment on."""
 
     @property
     def punctual_s(self) -> float:
-        """How late a timer may be while nothing is wrong: a few batches, one after the other."""
+        """How late a timer may be while nothing is wrong: a few batches and all calls, one after the other."""
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
         batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
-        return 0.2 + batches * batch_s
+        return 0.2 + batches * batch_s + len(self.callings) * 8 * self.disk_latency_s
 
     def is_disturbed(self, since: float, until: float) -> bool:
         """Tell whether a fault, or what it leaves behind, falls between two moments."""
-        return any(
-            fault.at <= until and since <= fault.at + fault.lasts + RECOVERED_AFTER_S for fault in self.faults
-        )
+        return self.crash is not None or any(fault.at <= until and since <= self._recovered_at(fault) for fault in self.faults)
+
+    def _recovered_at(self, fault: Fault) -> float:
+        # A clock that was stepped stays wrong to the end.
+        over_at = self.ends_at if fault.kind == "step" else fault.at + fault.lasts
+        return over_at + RECOVERED_AFTER_S
 
 
 def make_plan(seed: int) -> Plan:
@@ -167,6 +190,9 @@ class _Workload:
             self.plan.sendings.append(hostile_message(self.random, at, tenant, call, self.number))
             return
         asks = chance() < self.asking
+        if asks and chance() < 0.3:
+            self.plan.callings.append(self._question(at, tenant, call))
+            return
         if chance() < self.cancelling and not soon:
             wish = Wish("cancel", tenant, call)
             due_text = None
@@ -178,9 +204,20 @@ class _Workload:
             wish = Wish("schedule", tenant, call, due_ms, correlation)
             due_text = time_text(self.random, due_us)
         if asks:
-            self.plan.callings.append(_calling(at, wish, due_text))
+            self.plan.callings.append(calling(at, wish, due_text))
         else:
-            self.plan.sendings.extend(_sendings(self.random, at, wish, due_text, self.number))
+            self.plan.sendings.extend(sendings(self.random, at, wish, due_text, self.number))
+
+    def _question(self, at: float, tenant: str, call: str) -> Calling:
+        match self.random.randrange(6):
+            case 0:
+                return Calling(at, "timer.status", b"", None)
+            case 1:
+                kind = self.random.choice(("schedule", "cancel", "get", "list"))
+                body = self.random.choice((b"{", b"[]", b'{"serviceCallId": 1}', b'{"limit": -1}', b"\xff"))
+                return Calling(at, f"timer.api.{tenant}.{kind}", body, None)
+            case _:
+                return calling(at, Wish(self.random.choice(("get", "list")), tenant, call), None)
 
     def _due_us(self, at: float, tenant: str, call: str, *, soon: bool) -> int:
         """Return a due time in microseconds since 1970."""
@@ -205,8 +242,8 @@ class _Workload:
                 return sent_us + random.randrange(int(self.lasts * 1_000_000))
 
 
-def _calling(at: float, wish: Wish, due_text: str | None) -> Calling:
-    request: dict[str, Any] = {"serviceCallId": wish.call}
+def calling(at: float, wish: Wish, due_text: str | None) -> Calling:
+    request: dict[str, Any] = {} if wish.kind == "list" else {"serviceCallId": wish.call}
     if due_text is not None:
         request["dueAt"] = due_text
         if wish.correlation is not None:
@@ -214,7 +251,7 @@ def _calling(at: float, wish: Wish, due_text: str | None) -> Calling:
     return Calling(at, f"timer.api.{wish.tenant}.{wish.kind}", json.dumps(request).encode(), wish)
 
 
-def _sendings(random: Random, at: float, wish: Wish, due_text: str | None, number: int) -> list[Sending]:
+def sendings(random: Random, at: float, wish: Wish, due_text: str | None, number: int) -> list[Sending]:
     kind = "ScheduleTimer" if wish.kind == "schedule" else "CancelTimer"
     message_id = str(UUID(int=number))
     payload: dict[str, Any] = {"tenantId": wish.tenant, "serviceCallId": wish.call}
@@ -240,6 +277,12 @@ def _sendings(random: Random, at: float, wish: Wish, due_text: str | None, numbe
         again = Sending(at + random.random() * 3, sending.subject, body, headers, wish)
         return [sending, again]
     return [sending]
+
+
+def iso(milliseconds: int) -> str:
+    """Write a moment as the service would."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def time_text(random: Random, due_us: int) -> str:
@@ -374,7 +417,10 @@ def _pause(random: Random, at: float) -> Fault:
 
 def _operator(random: Random, at: float) -> Fault:
     kind = random.choice(
-        ("delete consumer", "delete events", "delete commands", "events full", "forbidden", "slow network", "cut")
+        (
+            *("delete consumer", "delete events", "delete commands", "events full"),
+            *("forbidden", "slow network", "cut", "jetstream away", "lost statuses"),
+        )
     )
     return Fault(at, kind, random.choice((1.0, 6.0, 15.0)), size=random.choice((0.05, 1.0)))
 

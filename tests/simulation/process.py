@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_service import bootstrap, wire
 from timer_service.adapters.nats import bus, pull
-from timer_service.adapters.sqlite import store
+from timer_service.adapters.sqlite import schema, store
 from timer_service.config import Settings, load_settings
 from timer_service.service import Service, run_service
 
@@ -115,8 +115,9 @@ def installed(machine: Machine) -> Iterator[None]:
             patch.object(bootstrap, "SystemClock", clock),
             patch.object(bootstrap, "chance", machine.chance),
             patch.object(store, "aiosqlite", sqlite),
-            patch.object(bus, "_TolerantClient", machine.nats),
+            patch.object(bus, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
+            patch.object(schema, "load_migrations", cache(schema.load_migrations)),
             _schemas_kept(),
         ):
             yield

@@ -5,6 +5,7 @@ import hashlib
 import shutil
 import tempfile
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,14 +19,12 @@ from tests.simulation.clock import START_MS, WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, BusyLoop, Lively, VirtualLoop
 from tests.simulation.model import READ_ROWS, Call, Counts, Model, Surroundings, Wish
-from tests.simulation.plan import Calling, Fault, Plan, Sending, _calling, make_plan
+from tests.simulation.plan import Calling, Fault, Plan, Sending, calling, iso, make_plan
 from tests.simulation.process import Process, build_template, installed, settings
 from timer_service.domain.errors import CriticalError
 
 SETTLED_AFTER_S = 45.0
 """Once faults stop, everything due is out and every message is consumed within this time."""
-SETTLED_AT_LEAST_S = 11.0
-"""Longer than any acknowledgement is waited for, so that what comes again comes now."""
 PROBE_S = 3.0
 PUNCTUAL_S = 1.0
 IDLE_S = 10.0
@@ -35,6 +34,8 @@ MOST_POLLS_A_SECOND = 3.0
 MOST_STEPS_A_SECOND = 60.0
 MOST_LOG_BYTES = 8 * 1024 * 1024
 MOST_TASKS = 40
+MOST_ENTRIES = 16
+"""So many entries a container of the service may hold while nothing happens."""
 
 
 @dataclass(slots=True)
@@ -48,6 +49,10 @@ class Tally:
     counts: Counts = field(default_factory=Counts)
     virtual_s: float = 0.0
     steps: int = 0
+    steps_before: int = 0
+    """Steps before crashes are of interest."""
+    steps_to_calm: int = 0
+    """Steps until nothing went wrong any more."""
     crashes: int = 0
     restarts: int = 0
     outages: int = 0
@@ -93,6 +98,7 @@ class World:
         )
         self.tally.counts = self.model.counts
         self.process: Process | None = None
+        self.on_crash: Callable[[Process], None] = lambda _: None
         self.polls = 0
         self._lives = 0
         self._calls = 0
@@ -129,6 +135,7 @@ class World:
         self._finished = self.loop.create_future()
         plan = self.plan
         self.start_process()
+        self.loop.world_at(plan.crash_from_s, self._count_steps)
         for sending in plan.sendings:
             self.loop.world_at(sending.at, self.send, sending)
         for calling in plan.callings:
@@ -137,6 +144,12 @@ class World:
             self.loop.world_at(fault.at, self.begin, fault)
         self.loop.world_at(plan.ends_at + 0.001, self._calm_down)
         await self._finished
+
+    def _count_steps(self) -> None:
+        self.tally.steps_before = self.loop.steps
+        crash = self.plan.crash
+        if crash is not None:
+            self.crash_in(crash.step, crash.down_for, after=crash.after)
 
     def _tear_down(self) -> None:
         """End what still runs, so that nothing is left behind."""
@@ -210,6 +223,7 @@ class World:
             return
         self.note(f"process {process.number} is killed")
         self.tally.crashes += 1
+        self.on_crash(process)
         process.kill()
         self.loop.world_at(self.loop.time() + down_for, self._start_after, process)
 
@@ -217,6 +231,8 @@ class World:
         if not process.is_gone:
             raise RuntimeError(f"tasks outlive their process: {[t for t in process.tasks if not t.done()]}")
         self.start_process()
+        if self.plan.crash is not None and self.plan.crash.again_in is not None and self.tally.crashes == 1:
+            self.crash_in(self.plan.crash.again_in, self.plan.crash.down_for)
 
     def crash_in(self, steps: int, down_for: float, *, after: bool = False) -> None:
         """Kill the process so many of its steps from now: right before the step, or right after it."""
@@ -246,14 +262,17 @@ class World:
         self._calls += 1
         inbox = f"{TENANTS_INBOX}{self._calls}"
         number = self._calls
-        call = self.model.called(calling.wish)
+        call = None if calling.wish is None else self.model.called(calling.wish)
         self.broker.answers[inbox] = lambda answer: self._answered(number, call, answer)
-        self.note(f"call {number}: {calling.subject} {calling.wish.call} {calling.wish.due_ms}")
+        self.note(f"call {number}: {calling.subject} {calling.body!r}")
         if not self.broker.call(Message(calling.subject, calling.body, inbox)):
             self.note(f"call {number}: nobody answers")
 
-    def _answered(self, number: int, call: Call, answer: Message) -> None:
+    def _answered(self, number: int, call: Call | None, answer: Message) -> None:
         code = (answer.headers or {}).get("Nats-Service-Error-Code")
+        if call is None:
+            self.note(f"call {number}: answered {code}")
+            return
         self.note(f"call {number}: answered {code or answer.data.decode()[:40]}")
         if code == "500" and self.disk.failed_for_good:
             code = "503"  # The last words of a process whose disk failed.
@@ -297,10 +316,13 @@ class World:
             link.cut()
 
     def _broker_fault(self, **values: Any) -> Callable[[], None]:
-        before = {name: getattr(self.broker.faults, name) for name in values}
         self._set(self.broker.faults, values)
-        del before
-        return lambda: self._set(self.broker.faults, {name: type(value)() for name, value in values.items()})
+
+        def undo() -> None:
+            self._set(self.broker.faults, {name: type(value)() for name, value in values.items()})
+            self.broker.wake()
+
+        return undo
 
     def _disk_fault(self, **values: Any) -> Callable[[], None]:
         self._set(self.disk.faults, values)
@@ -351,6 +373,8 @@ class World:
         "late confirmations": lambda self, fault: self._broker_fault(
             late_confirmations=fault.size, late_by_s=10.0
         ),
+        "lost statuses": lambda self, fault: self._broker_fault(lost_statuses=True),
+        "jetstream away": lambda self, fault: self._broker_fault(jetstream_away=True),
         "slow network": lambda self, fault: self._broker_fault(slow_s=fault.size),
         "events full": lambda self, fault: self._broker_fault(events_full=True),
         "forbidden": lambda self, fault: self._broker_fault(forbidden_tenants={"acme"}),
@@ -374,6 +398,7 @@ class World:
     def _calm_down(self) -> None:
         """Stop all faults; from here on the service has SETTLED_AFTER_S."""
         self.note("all faults are over")
+        self.tally.steps_to_calm = self.loop.steps
         self.loop.before_step = self.loop.after_step = None
         self.wall.mend()
         if self.process is None:
@@ -383,7 +408,9 @@ class World:
         if self.plan.max_clock_step != "off":
             self.loop.world_at(self.loop.time() + 2.0, self._accept_clock)
         self._calm_since = self.loop.time()
-        self.loop.world_at(self.loop.time() + SETTLED_AT_LEAST_S, self._check_settled)
+        # At least one look after the clock was set right.
+        at_least_s = max(self.plan.settled_at_least_s, self.plan.poll_interval_ms / 1000 + 1)
+        self.loop.world_at(self.loop.time() + at_least_s, self._check_settled)
 
     def _accept_clock(self) -> None:
         """Confirm, as the operator, that the clock is right now; again and again until somebody listens."""
@@ -410,7 +437,10 @@ class World:
         health = self.process.service.health()
         if health.stuck or health.problems:
             self.violated("I7", f"the service says that it is not well: {health}")
-        self._probe()
+        if self.plan.is_probed:
+            self._probe()
+        else:
+            self._finish()
 
     def _is_well(self) -> bool:
         service = None if self.process is None else self.process.service
@@ -419,9 +449,12 @@ class World:
     def _probe(self) -> None:
         """Ask for one more timer: it must come on time."""
         now = self.loop.time()
+        # One before it, for what is noticed only when it is needed, such as a stream that is gone.
+        first = Wish("schedule", "acme", "before-the-probe", START_MS)
+        self.call(calling(now, first, iso(first.due_ms)))
         wish = Wish("schedule", "acme", "probe", START_MS + int((now + PROBE_S) * 1000))
-        text = _iso(wish.due_ms)
-        self.call(_calling(now, wish, text))
+        text = iso(wish.due_ms)
+        self.call(calling(now, wish, text))
         self.polls, steps = 0, self.loop.steps
         self.loop.world_at(now + PROBE_S + PUNCTUAL_S, self._check_probe, wish)
         self.loop.world_at(now + IDLE_S, self._check_idle, steps)
@@ -438,6 +471,9 @@ class World:
             self.violated("I6", f"{tasks} tasks are left while nothing happens")
         if self.disk.log_bytes() > MOST_LOG_BYTES:
             self.violated("I6", f"the write-ahead log has {self.disk.log_bytes()} bytes")
+        for name, size in _sizes(process.service if process else None):
+            if size > MOST_ENTRIES:
+                self.violated("I6", f"{name} holds {size} entries while nothing happens")
         found = self.disk.read("PRAGMA integrity_check(1)")
         if found != [("ok",)]:
             self.violated("I6", f"the database is damaged: {found}")
@@ -535,16 +571,20 @@ class World:
         return self.wall.true_ms() * 1000
 
 
+def _sizes(root: object, name: str = "service", depth: int = 6) -> Iterator[tuple[str, int]]:
+    """Yield the size of every container that the service's own objects hold."""
+    for attribute in vars(root) if hasattr(root, "__dict__") else ():
+        value = getattr(root, attribute)
+        path = f"{name}.{attribute}"
+        if isinstance(value, dict | set | list | deque):
+            yield path, len(value)
+        elif depth and type(value).__module__.startswith("timer_service.") and "observ" not in type(value).__module__:
+            yield from _sizes(value, path, depth - 1)
+
+
 def _slack_s(plan: Plan) -> float:
     slow = {"slow disk", "slow network", "freeze", "suspend"}
     return 40.0 if any(fault.kind in slow for fault in plan.faults) else 0.5
-
-
-def _iso(milliseconds: int) -> str:
-    from datetime import UTC, datetime, timedelta
-
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def families() -> list[Family]:
     return [
         Family(
             collector._name + ("_total" if collector._type == "counter" else ""),
-            collector._type,
+            str(collector._type),
             tuple(collector._labelnames),
         )
         for collector in Metrics()._registry._collector_to_names

@@ -52,7 +52,8 @@ def test_subjects_stand_under_the_prefix() -> None:
     [
         ("timer.commands.acme.ScheduleTimer", "acme"),
         ("timer.commands.acme.what.ever", "acme"),
-        ("timer.commands.acme", None),
+        ("timer.commands.acme", "acme"),
+        ("timer.commands.ScheduleTimer", None),
         ("timer.commands.b@d.ScheduleTimer", None),
         ("timer.commands." + "x" * 65 + ".ScheduleTimer", None),
         ("timer.commands..ScheduleTimer", None),

@@ -73,7 +73,9 @@ class Subjects:
     def tenant_of(self, command_subject: str) -> str | None:
         """Return the tenant that a command subject names, where it names one."""
         tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
-        return tenant if dot and wire.is_tenant_id(tenant) else None
+        # A lone last token may be a type whose tenant was left out.
+        known = wire.is_tenant_id(tenant) and (dot or tenant not in wire.COMMAND_TYPES)
+        return tenant if known else None
 
 
 def decode_command(

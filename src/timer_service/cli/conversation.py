@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +25,9 @@ def converse(
     options: argparse.Namespace, talk: Callable[[TimerClient], Awaitable[None]], *, for_ever: bool = False
 ) -> int:
     """Connect to the broker, talk, and return the exit code."""
-    settings = load_settings(**({"broker_url": options.server} if options.server else {}))
+    settings = load_settings(**({"broker_url": options.server} if options.server is not None else {}))
+    # Over TLS, asyncio warns of every orderly end of a connection.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     async def conversation() -> None:
         async with _connection(settings, for_ever=for_ever) as connection:
@@ -59,22 +62,40 @@ async def _connection(settings: Settings, *, for_ever: bool) -> AsyncIterator[Cl
 
     where = settings.shown()["TIMER_BROKER_URL"]
     try:
-        connection = await nats.connect(
-            **settings.nats_connect_options(),
-            name="timer-service-cli",
-            connect_timeout=CONNECT_TIMEOUT_S,
-            allow_reconnect=for_ever,
-            max_reconnect_attempts=-1 if for_ever else 1,
-            reconnect_time_wait=1 if for_ever else 0,
-            error_cb=remember,
-        )
+        connection = await nats.connect(**_once(settings), error_cb=remember)
+        if for_ever:
+            # The broker is there, or we would not be here: from now on wait for it whenever it goes.
+            await connection.close()
+            connection = await nats.connect(**_always(settings), error_cb=remember)
         yield connection
+    except BrokenPipeError:
+        raise  # It is our own output that nobody reads any more.
     except (nats.errors.Error, OSError) as error:
         raise CommandFailed(EXIT_NO_BROKER, _explain(error, where, errors)) from error
     finally:
         if connection is not None:
             with suppress(nats.errors.Error, OSError):
                 await connection.close()
+
+
+def _once(settings: Settings) -> dict[str, Any]:
+    return {
+        **settings.nats_connect_options(),
+        "name": "timer-service-cli",
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "allow_reconnect": False,
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0,
+    }
+
+
+def _always(settings: Settings) -> dict[str, Any]:
+    return {
+        **_once(settings),
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 1,
+    }
 
 
 def _explain(error: Exception, where: str, reported: list[str]) -> str:

@@ -20,7 +20,7 @@ from timer_service.config import parse_duration
 from timer_service.domain.errors import CriticalError, InvalidConfiguration
 
 EPILOG = """\
-exit codes: 0 done · 1 failed · 2 wrong arguments or settings · 3 no broker, or it does not answer ·
+Exit codes: 0 done · 1 failed · 2 wrong arguments or settings · 3 no broker, or it does not answer ·
 4 the service refused, or there is no such timer · 130 interrupted"""
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
@@ -18,7 +19,6 @@ from timer_service.adapters.nats.embedded import (
     embedded_broker,
     free_port,
 )
-from timer_service.adapters.system import local_now
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
@@ -39,20 +39,21 @@ def run(_: argparse.Namespace) -> int:
 def dev(options: argparse.Namespace) -> int:
     """Run the service with a broker of its own."""
     # A broker of our own: what the environment says of another one's address and credentials is not for it.
-    unset = {name: None for name in Settings.model_fields if name.startswith("broker_")}
+    unset: dict[str, Any] = {name: None for name in Settings.model_fields if name.startswith("broker_")}
     data: Path = options.dir
-    settings = load_settings(**unset | {"broker_url": "nats://localhost", "db_path": data / "timers.db"})
+    ours = {"broker_url": "nats://localhost", "jetstream_domain": None, "stream_replicas": 1}
+    settings = load_settings(**unset | ours | {"db_path": data / "timers.db"})
     configure_logging(settings.log_level, settings.log_format)
 
     async def serve() -> None:
         stop = _stop_on_signals()
         async with embedded_broker(data, options.port) as broker:
             http_port = free_port(settings.http_port, 0) if settings.http_port else 0
-            ours = settings.model_copy(update={"broker_url": broker.url, "http_port": http_port})
-            _greet(broker, ours, data)
+            found = settings.model_copy(update={"broker_url": broker.url, "http_port": http_port})
+            _greet(broker, found, data)
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(_fail_with(broker))
-                await _serve(ours, stop)
+                await _serve(found, stop)
                 watcher.cancel()
 
     _run_loop(serve)
@@ -109,9 +110,9 @@ def _first_critical(group: BaseExceptionGroup[BaseException]) -> CriticalError |
 
 
 def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:
-    command = "timer-service" if shutil.which("timer-service") else sys.argv[0]
-    # A new id each time: a timer that was reached once never fires again.
-    order = f"order-{local_now():%H%M%S}"
+    as_module = Path(sys.argv[0]).name == "__main__.py"
+    here = f"{sys.executable} -m timer_service" if as_module else sys.argv[0]
+    command = "timer-service" if shutil.which("timer-service") else here
     server = "" if broker.port == USUAL_PORT else f" --server {broker.url}"
     print(
         f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
@@ -120,7 +121,7 @@ def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:
         f"  data    {data}\n"
         "Try in another terminal:\n"
         f"  {command} watch{server}\n"
-        f"  {command} schedule --tenant acme --id {order} --in 10s{server}\n"
-        f"  {command} cancel --tenant acme --id {order}{server}",
+        f"  {command} schedule --tenant acme --id order-42 --in 10s{server}\n"
+        f"  {command} cancel --tenant acme --id order-42{server}",
         flush=True,
     )

@@ -23,7 +23,7 @@ def schedule(options: argparse.Namespace) -> int:
         due_at = options.at or wire.parse_time((local_now() + options.after).isoformat())
     except OverflowError:
         return complain(EXIT_USAGE, "--in: the due time must be before the year 10000")
-    timer_id = options.id or str(uuid6.uuid7())
+    timer_id = str(uuid6.uuid7()) if options.id is None else options.id
 
     async def send(client: TimerClient) -> None:
         accepted = await client.schedule(
@@ -72,7 +72,8 @@ def watch(options: argparse.Namespace) -> int:
 
     async def follow(client: TimerClient) -> None:
         def ready() -> None:
-            print("watching; Ctrl-C ends it", file=sys.stderr, flush=True)
+            if not options.json:
+                print("watching; Ctrl-C ends it", file=sys.stderr, flush=True)
 
         seen = 0
         async for reached in client.watch(options.tenant, subscribed=ready):

@@ -93,7 +93,7 @@ class HoldBack:
         last = self._pauses.pop(key, None)
         self._held += last is None
         attempts = last.attempts + 1 if last else 1
-        pause = max(at_least, min(FIRST_PAUSE * 2 ** min(attempts - 1, 16), LONGEST_PAUSE))
+        pause: timedelta = max(at_least, min(FIRST_PAUSE * 2 ** min(attempts - 1, 16), LONGEST_PAUSE))
         self._pauses[key] = _Pause(attempts, now + pause)
         if len(self._pauses) > MOST_ENTRIES:
             del self._pauses[next(iter(self._pauses))]

@@ -16,6 +16,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
+from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
@@ -27,6 +28,7 @@ from timer_service.adapters.nats.streams import (
     ensure_consumer,
     ensure_streams,
 )
+from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.domain.errors import BrokerRefused, BusUnavailable, CommandRefused
 from timer_service.domain.messages import EPOCH, Command, DueTimeReached, Position
 from timer_service.ports.clock import Clock
@@ -106,6 +108,7 @@ class NatsEventBus:
         self._buffer: deque[_Incoming] = deque()
         self._buffered_bytes = 0
         self._arrived = asyncio.Event()
+        self._stopping = False
         self._session_over = asyncio.Event()
         self._stream_missing = asyncio.Event()
         self._known_servers: set[str] = set()
@@ -125,7 +128,16 @@ class NatsEventBus:
             try:
                 yield
             finally:
+                await self._give_back()
+                # A flag as well, because nats-py swallows a cancellation now and then.
+                self._stopping = True
+                self._session_over.set()
                 keeper.cancel()
+
+    async def _give_back(self) -> None:
+        """Let the broker deliver what we have not begun with to whoever comes next, at once."""
+        await self.answer([(message, b"-NAK") for message in self._buffer])
+        self._buffer.clear()
 
     @property
     def problem(self) -> str | None:
@@ -190,9 +202,9 @@ class NatsEventBus:
         return await self._publisher.publish(outgoing)
 
     async def _keep_session(self) -> None:
-        """Connect, stay connected, connect again; for ever."""
+        """Connect, stay connected, connect again; until we stop."""
         pause = FIRST_RETRY_S
-        while True:
+        while not self._stopping:
             try:
                 client = await self._connect()
             except (NatsError, OSError, TimeoutError) as error:
@@ -208,7 +220,7 @@ class NatsEventBus:
                 await _close(client)
 
     async def _connect(self) -> Client:
-        client = _TolerantClient()
+        client = TolerantClient()
         servers = [*self._options.connect["servers"], *sorted(self._known_servers)]
         self._connecting = True
         try:
@@ -244,7 +256,7 @@ class NatsEventBus:
         try:
             await publisher.start()
             pause, answering = FIRST_RETRY_S, False
-            while not client.is_closed:
+            while not client.is_closed and not self._stopping:
                 self._session_over.clear()
                 try:
                     await self._unless_over(self._prepare(client, jetstream))
@@ -466,22 +478,6 @@ class _NatsBatch:
         return await self._bus.dead_letter(self._refused) if self._refused else []
 
 
-class _TolerantClient(Client):
-    """A client that survives a subject which is not UTF-8; the stock one stops reading for good."""
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Msg:
-        return Msg(
-            _client=self,
-            subject=subject.decode("utf-8", "backslashreplace"),
-            reply=reply.decode("utf-8", "backslashreplace"),
-            data=data,
-            headers=headers,
-            _sid=sid,
-        )
-
-
 def _microseconds(created: datetime | None) -> int | None:
     return None if created is None else round((created - EPOCH).total_seconds() * 1_000_000)
 
@@ -513,6 +509,8 @@ def _is_refusal(error: BaseException) -> bool:
 def _reason(error: BaseException) -> str:
     if isinstance(error, NoServersError):
         return "no server answers"
+    if isinstance(error, ServiceUnavailableError):
+        return f"JetStream does not answer: is it enabled? ({error.description or 'no responders'})"
     return str(error) or type(error).__name__
 
 

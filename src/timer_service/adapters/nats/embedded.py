@@ -50,9 +50,14 @@ def find_nats_server() -> str:
 @asynccontextmanager
 async def embedded_broker(folder: Path, port: int | None = None) -> AsyncIterator[EmbeddedBroker]:
     """Run a nats-server with JetStream whose data live in the folder; stop it at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "nats.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise CriticalError(
+            f"cannot use the folder {folder}: {error.strerror}; name one with --dir"
+        ) from error
     log_path = folder / "nats-server.log"
-    lock = os.open(folder / "nats.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _lock(lock, folder)
         chosen = free_port(port) if port else free_port(USUAL_PORT, 0)

@@ -15,6 +15,7 @@ from nats.errors import MaxPayloadError
 from timer_service.ports.event_bus import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
+LOOK_ALIKE_GRACE_S: Final = 0.1
 
 _CONFIRMED: Final = PublishResult(Published.CONFIRMED)
 _UNANSWERED: Final = PublishResult(Published.UNANSWERED, f"no confirmation within {CONFIRM_TIMEOUT_S:g} s")
@@ -51,7 +52,6 @@ class _Pending:
 
     def settle_rest(self, result: PublishResult, subject: str | None = None) -> None:
         for index, message in enumerate(self.messages):
-            # Without regard to case, because nats-py tells of errors in lower case.
             if subject is None or message.subject.lower() == subject.lower():
                 self.settle(index, result)
 
@@ -103,11 +103,18 @@ class Publisher:
             pending.settle_rest(_DISCONNECTED)
 
     def error_reported(self, error: Exception) -> None:
-        """Fail at once what the broker says we may not publish; it sends no other answer."""
+        """Fail soon what the broker says we may not publish; it sends no other answer.
+
+        Not at once: nats-py tells of errors in lower case, and the confirmation of a subject that differs
+        in case only must be given the time to come in.
+        """
         match = _FORBIDDEN.search(str(error))
         if match:
+            result = PublishResult(Published.REJECTED, str(error))
             for pending in self._pending.values():
-                pending.settle_rest(PublishResult(Published.REJECTED, str(error)), match[1])
+                asyncio.get_running_loop().call_later(
+                    LOOK_ALIKE_GRACE_S, pending.settle_rest, result, match[1]
+                )
 
     async def _on_answer(self, message: Msg) -> None:
         _, number, index = message.subject.rsplit(".", 2)

@@ -40,6 +40,7 @@ class Address:
 
     url: str
     statement_cache_size: int
+    application_name: str = APPLICATION_NAME
 
     @property
     def shown(self) -> str:
@@ -55,7 +56,7 @@ class Address:
             "timeout": CONNECT_LIMIT_S,
             "command_timeout": ANSWER_LIMIT_S,
             "statement_cache_size": self.statement_cache_size,
-            "server_settings": {"application_name": APPLICATION_NAME},
+            "server_settings": {"application_name": self.application_name},
         }
 
 
@@ -104,14 +105,19 @@ class Connections:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """Run the block in one transaction, durable when it ends, undone where it raises."""
-        async with self.connection() as connection:
-            await self.begin(connection)
-            try:
-                yield connection
-                await commit(connection)
-            except Exception:
-                await roll_back(connection)
-                raise
+        async with self.connection() as connection, self.transaction_on(connection):
+            yield connection
+
+    @asynccontextmanager
+    async def transaction_on(self, connection: Connection) -> AsyncIterator[None]:
+        """Do the same on a connection that was taken before."""
+        await self.begin(connection)
+        try:
+            yield
+            await commit(connection)
+        except Exception:
+            await roll_back(connection)
+            raise
 
     async def begin(self, connection: Connection, hold_s: float = STATEMENT_LIMIT_S) -> None:
         """Begin a transaction that the server ends where we are silent for `hold_s`."""

@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS timer_migrations (
 )
 """
 _APPLIED: Final = "SELECT coalesce(max(version), 0) FROM timer_migrations"
+IS_COPY: Final = "SELECT to_regclass('timer_copy') IS NOT NULL"
+"""Whether the database is being filled by `timer-service copy`."""
 _RECORD: Final = "INSERT INTO timer_migrations (version, name) VALUES ($1, $2)"
 
 

@@ -28,9 +28,9 @@ from timer_service.adapters.postgres.connections import (
 )
 from timer_service.adapters.postgres.errors import translated
 from timer_service.adapters.postgres.hints import Hints
-from timer_service.adapters.postgres.schema import migrate
+from timer_service.adapters.postgres.schema import IS_COPY, migrate
 from timer_service.domain import timer as rules
-from timer_service.domain.errors import StoreBusy, StoreFailed, TransientError
+from timer_service.domain.errors import InvalidConfiguration, StoreBusy, StoreFailed, TransientError
 from timer_service.domain.messages import (
     Command,
     DueTimeReached,
@@ -136,17 +136,19 @@ LIMIT $5
 FOR UPDATE SKIP LOCKED
 """  # noqa: S608
 
-# Under backlog: every tenant that has something due, two index searches each.
+# Under backlog: every tenant that has something due, oldest first, two index searches each.
 FIND_DUE_TENANTS: Final = """
 WITH RECURSIVE tenant(id) AS (
   SELECT min(tenant_id) FROM timer_schedules
   UNION ALL
   SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > tenant.id)
   FROM tenant WHERE tenant.id IS NOT NULL)
-SELECT id, (
-  SELECT min(due_at) FROM timer_schedules
-  WHERE tenant_id = tenant.id AND state = 'Scheduled' AND due_at <= $1::text::timestamptz) AS oldest
-FROM tenant WHERE id <> ALL ($2::text[])
+SELECT id FROM (
+  SELECT id, (
+    SELECT min(due_at) FROM timer_schedules WHERE tenant_id = tenant.id AND state = 'Scheduled') AS oldest
+  FROM tenant) AS tenant
+WHERE oldest <= $1::text::timestamptz AND id <> ALL ($2::text[])
+ORDER BY oldest
 """
 
 # Under backlog: the oldest few of each of these tenants, tenant by tenant until the claim is full.
@@ -619,7 +621,7 @@ async def _save(connection: Connection, batch: _Batch, locked: Sequence[Timer]) 
 async def _take_turns(connection: Connection, at: str, limit: int, held_back: HeldBack) -> list[Row]:
     """Lock as many of each tenant, and give what small tenants leave over to the rest."""
     found = await connection.fetch(FIND_DUE_TENANTS, at, list(held_back.tenants))
-    tenants = [row[0] for row in sorted(found, key=lambda r: r[1] or _LATEST) if row[1] is not None]
+    tenants = [row[0] for row in found]
     taken: list[Row] = []
     for rounds_left in reversed(range(TURN_ROUNDS)):
         missing = limit - len(taken)
@@ -651,6 +653,10 @@ async def _wait_for(connections: Connections, patience_s: float) -> None:
                 log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))
                 told = True
             await asyncio.sleep(START_PAUSE_S)
+        except ValueError as error:  # The driver reads the address only when it connects.
+            raise InvalidConfiguration(
+                f"TIMER_STORE_URL must be postgresql://user:password@host:port/database: {error}"
+            ) from error
 
 
 async def _prepare(connection: Connection, where: str) -> None:
@@ -667,6 +673,8 @@ async def _prepare(connection: Connection, where: str) -> None:
         raise StoreFailed(f"{where}: the database's encoding is {encoding}: create it with ENCODING 'UTF8'")
     if is_replica:
         raise StoreBusy(f"{where}: this server is a read-only replica")
+    if await connection.fetchval(IS_COPY):
+        raise StoreFailed(f"{where} holds an unfinished copy: run the same `timer-service copy` again")
     if not may_write:
         raise StoreFailed(f"{where}: this user may not write; grant what docs/postgresql.md lists")
 

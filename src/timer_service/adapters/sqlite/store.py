@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import merge
@@ -180,17 +180,18 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
         raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: {oldest} or newer is needed")
     path = path.resolve()
     with sole_owner(path):
-        async with _connect(path) as writer:
+        async with AsyncExitStack() as stack:
             try:
                 with _translated(path):
+                    # Here and not on aiosqlite's thread, which a failing connect would leave behind.
+                    sqlite3.connect(_uri(path), uri=True).close()
+                    writer = await stack.enter_async_context(_connect(path))
                     await _prepare(writer, path, _text(now()))
+                reader = await stack.enter_async_context(_connect(path, read_only=True))
+                answerer = await stack.enter_async_context(_connect(path, read_only=True))
             except TransientError as error:
                 raise StoreFailed(f"cannot write at start: {error}") from error
-            async with (
-                _connect(path, read_only=True) as reader,
-                _connect(path, read_only=True) as answerer,
-            ):
-                yield SqliteTimerStore(path, writer, reader, answerer)
+            yield SqliteTimerStore(path, writer, reader, answerer)
 
 
 class SqliteTimerStore:
@@ -406,7 +407,7 @@ class _SqliteClaim:
 @asynccontextmanager
 async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosqlite.Connection]:
     """Open a connection in autocommit mode: every transaction is written out in this file."""
-    uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
+    uri = _uri(path, read_only=read_only)
     with _translated(path):
         connection = await aiosqlite.connect(uri, uri=True, isolation_level=None, cached_statements=64)
     try:
@@ -418,6 +419,10 @@ async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aios
     finally:
         with suppress(sqlite3.Error):
             await connection.close()
+
+
+def _uri(path: Path, *, read_only: bool = False) -> str:
+    return f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
 
 
 async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
