@@ -49,5 +49,5 @@ QUICK = Plan(
     peer_synced_burst=500,
     poller_burst=200,
     poller_rate=100,
-    poller_s=5.0,
+    poller_s=1.0,
 )

@@ -10,7 +10,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -24,13 +23,14 @@ from bench.harness import (
     COMMANDS_STREAM,
     Generator,
     Listener,
+    check_in_time,
     lone_broker,
     now_ms,
 )
 from bench.load import Load
 from bench.messages import due_time_reached, iso, milliseconds
 from bench.report import Figure
-from bench.workloads import DRAIN_TIMEOUT_S, Bench, lateness_figures
+from bench.workloads import DRAIN_TIMEOUT_S, Bench, drain_rate, lateness_figures
 
 INTERVAL_S: Final = 5.0
 LIMIT: Final = 100
@@ -122,13 +122,8 @@ def _run(bench: Bench, count: int, per_second: float) -> tuple[float, list[float
         poller = subprocess.Popen([sys.executable, "-m", "bench.peers.plain_poller", *arguments])
         try:
             listener = Listener(broker, count, DRAIN_TIMEOUT_S)
-            left = count
-            while left == count:
-                left = broker.stored(COMMANDS_STREAM)
-            started, first = time.perf_counter(), left
-            while broker.stored(COMMANDS_STREAM):
-                time.sleep(0.02)
-            taken = first / (time.perf_counter() - started)
+            taken = drain_rate(broker, count)
+            check_in_time(first_due_ms)
             return taken, [arrival.lateness_ms for arrival in listener.arrivals()]
         finally:
             poller.kill()

@@ -168,13 +168,13 @@ async def test_what_cannot_be_copied_is_said_in_one_line(
 
 
 async def test_a_damaged_database_is_found_out(tmp_path: Path) -> None:
-    await _database(tmp_path / "timers.db", timers=500)
-    _damage(tmp_path / "timers.db")
+    await _database(tmp_path / "timers.db", timers=20)
+    _damage(tmp_path / "timers.db", "timer_schedules_by_tenant")
 
     done = run_cli("backup", "copy.db", cwd=tmp_path, db_path="timers.db")
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("timer-service: ")
+    assert done.stderr.startswith("timer-service: the copy is damaged (")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.glob("copy.db*")) == []
 
@@ -236,9 +236,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         return [dict(row) for row in link.execute("SELECT * FROM timer_schedules")]
 
 
-def _damage(path: Path) -> None:
-    """Overwrite the middle of every page but the first, as a bad disk would."""
+def _damage(path: Path, index: str) -> None:
+    """Change one entry of an index, as a bad disk would: nothing but a thorough check finds it."""
+    with closing(sqlite3.connect(path)) as link:
+        [size] = link.execute("PRAGMA page_size").fetchone()
+        [page] = link.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index,)).fetchone()
     content = bytearray(path.read_bytes())
-    for page in range(4096, len(content), 4096):
-        content[page + 1000 : page + 2000] = b"\xff" * 1000
+    entry = content.index(b"order-", (page - 1) * size, page * size)
+    content[entry : entry + 5] = b"broke"
     path.write_bytes(content)

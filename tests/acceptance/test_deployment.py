@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.broker import free_port, nats_server_binary
-from tests.support.documents import ROOT, read
+from tests.support.documents import ROOT, code_words, read, table
 from tests.support.http import fetch
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
@@ -392,6 +392,14 @@ def test_every_link_leads_somewhere(document: str) -> None:
     ]
 
     assert dead == []
+
+
+def test_the_lines_that_troubleshooting_explains_are_the_program_s() -> None:
+    program = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    explained = [code_words(row["the line says"])[0] for row in table("docs/operations.md", "the line says")]
+
+    assert len(explained) > 5
+    assert [line for line in explained if line.removesuffix("TIMER_…") not in program] == []
 
 
 @pytest.fixture

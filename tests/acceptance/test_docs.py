@@ -336,6 +336,7 @@ def _masked(line: str) -> str:
 
 def _words(line: str) -> str:
     """Return a line without the program's path and the broker's address."""
-    line = re.sub(r"\S*(timer-service|__main__\.py) (?=watch|schedule|cancel)", "timer-service ", line)
+    program = r"\S*timer-service (?=watch|schedule|cancel)|\S+ -m timer_service (?=watch|schedule|cancel)"
+    line = re.sub(program, "timer-service ", line)
     line = re.sub(r" --server nats://127.0.0.1:\d+", "", line)
     return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", line)

@@ -537,6 +537,46 @@ async def test_many_batches_over_the_same_timers_never_wait_for_each_other_in_a_
     assert {timer.due_at for timer in found} == {at(19)}
 
 
+async def test_rows_are_locked_in_the_order_of_their_keys(store: PostgresTimerStore, url: str) -> None:
+    for command in reversed(due(40)):  # One by one, so that they lie in the other order.
+        await store.apply([command], NOW)
+    blocker = await asyncpg.connect(url)
+    await blocker.execute("BEGIN; SELECT FROM timer_schedules WHERE service_call_id = 'order-000' FOR UPDATE")
+
+    later: list[Command] = [schedule(f"order-{n:03}", 60, number=1000 - n) for n in range(40)]
+    applying = asyncio.ensure_future(store.apply(later, NOW))
+    await until_waiting(url)
+    [(free,)] = await query(
+        url, "SELECT count(*) FROM (SELECT FROM timer_schedules FOR UPDATE SKIP LOCKED) AS free"
+    )
+    await blocker.close()
+
+    # It waits for the first key, and has none of those behind it.
+    assert free == 39
+    assert await applying == [Outcome.RESCHEDULED] * 40
+
+
+async def test_rows_are_inserted_in_the_order_of_their_keys(store: PostgresTimerStore, url: str) -> None:
+    insert = """
+        INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+          stream_created_us, stream_sequence)
+        SELECT 'acme', 'order-' || lpad(n::text, 3, '0'), 'Scheduled', '2026-01-01T12:00:00Z', 1, now(), 1, 1
+        FROM generate_series($1::integer, $2::integer) AS n
+    """
+    blocker, other = await asyncpg.connect(url), await asyncpg.connect(url)
+    await blocker.execute("BEGIN")
+    await blocker.execute(insert, 0, 0)
+
+    applying = asyncio.ensure_future(store.apply(list(reversed(due(40))), NOW))
+    await until_waiting(url)
+    await other.execute("BEGIN; SET LOCAL lock_timeout = '1s'")
+    await other.execute(insert, 1, 39)  # Nobody has inserted any of them.
+    await other.close()
+    await blocker.close()
+
+    assert await applying == [Outcome.SCHEDULED] * 40
+
+
 async def test_a_batch_whose_commit_was_answered_by_nobody_is_not_applied_twice(url: str) -> None:
     async with Gateway(url) as gateway, opened(gateway.url) as store:
         gateway.lose_next_commit = True
@@ -630,8 +670,11 @@ async def clock() -> AsyncIterator[DatabaseClock]:
         yield it
 
 
-async def test_a_call_never_changes_a_timer_that_another_instance_has_claimed(clock: DatabaseClock) -> None:
-    async with group(clock.url, 2) as (first, second):
+async def test_a_call_neither_changes_nor_waits_for_a_timer_that_an_instance_has_claimed(
+    clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 3600.0)
+    async with group(clock.url, 2) as (first, second), asyncio.timeout(WAIT_S):
         await first.apply([schedule("order-1", 0, number=1)], at(-10))
 
         async with first.claim_due(NOW, 10):

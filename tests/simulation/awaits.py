@@ -80,7 +80,8 @@ def _frames(waiting: Any) -> Iterator[types.FrameType]:
                 yield waiting.cr_frame
             waiting = waiting.cr_await
         elif isinstance(waiting, types.AsyncGeneratorType):
-            yield waiting.ag_frame
+            if waiting.ag_frame is not None:
+                yield waiting.ag_frame
             waiting = waiting.ag_await
         else:
             # What steps an asynchronous generator does not name it, but refers to it.

@@ -387,6 +387,9 @@ class Link:
         self._broker = broker
         self._endpoint = endpoint
         self._up_at = self._down_at = 0.0
+        # Of two things that arrive at one instant, the first sent is the first to arrive.
+        self._going_up: deque[tuple[Callable[[], None], float]] = deque()
+        self._coming_down: deque[Callable[[], None]] = deque()
         self._broken = False
         self._process_died_at: float | None = None
         self.deaf_until = 0.0
@@ -404,7 +407,8 @@ class Link:
             return
         left_at = self._broker.loop.time() + self._broker.random.random() * 0.0002
         self._up_at = max(self._up_at, left_at + self._delay())
-        self._broker.loop.world_at(self._up_at, self._arrive_up, work, left_at)
+        self._going_up.append((work, left_at))
+        self._broker.loop.world_at(self._up_at, self._arrive_up)
 
     def send(self, message: Message) -> None:
         self.up(lambda: self._broker.receive(self, message))
@@ -418,7 +422,8 @@ class Link:
         if self._broken:
             return
         self._down_at = max(self._down_at, self._broker.loop.time() + self._delay())
-        self._broker.loop.world_at(self._down_at, self._arrive_down, work)
+        self._coming_down.append(work)
+        self._broker.loop.world_at(self._down_at, self._arrive_down)
 
     def error(self, text: str) -> None:
         self.back(lambda: self._endpoint.failed(text))
@@ -447,13 +452,15 @@ class Link:
         broker = self._broker
         return broker.random.random() * (broker.latency_s + broker.faults.slow_s)
 
-    def _arrive_up(self, work: Callable[[], None], left_at: float) -> None:
+    def _arrive_up(self) -> None:
+        work, left_at = self._going_up.popleft()
         died_before = self._process_died_at is not None and left_at > self._process_died_at
         if self._broken or died_before or self._broker.loop.time() < self.deaf_until or not self._broker.up:
             return
         work()
 
-    def _arrive_down(self, work: Callable[[], None]) -> None:
+    def _arrive_down(self) -> None:
+        work = self._coming_down.popleft()
         gone = self._broken or self._process_died_at is not None
         if not gone and self._broker.loop.time() >= self.mute_until:
             work()

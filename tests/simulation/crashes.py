@@ -150,7 +150,9 @@ STORIES: dict[str, Plan] = {
         ends_at=0.7,
     ),
     "nothing, until a pull is lost": _plan(
-        _schedule(7.5, "acme", "order-1", 7.55, 1), faults=[Fault(4.0, "lost statuses", 3.0)], ends_at=8.2,
+        _schedule(7.5, "acme", "order-1", 7.55, 1),
+        faults=[Fault(4.0, "lost statuses", 3.0)],
+        ends_at=8.2,
         crash_from_s=4.5,
     ),
 }

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import shutil
 import sqlite3
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +113,7 @@ class _InlineConnection(aiosqlite.Connection):
         self._role = role
         self._free_at = 0.0
         self._changes = 0
+        self._queue: deque[tuple[asyncio.Future[Any], Callable[[], Any], str, _Fault | None]] = deque()
 
     def __del__(self) -> None:
         """Say nothing: a crash closes nothing."""
@@ -142,12 +144,12 @@ class _InlineConnection(aiosqlite.Connection):
         if error is not None and error.waited:
             wait_s += _BUSY_WAIT_S
         self._free_at = max(disk.loop.time(), self._free_at) + wait_s
-        disk.loop.world_at(self._free_at, self._perform, future, operation, sql, error)
+        self._queue.append((future, operation, sql, error))
+        disk.loop.world_at(self._free_at, self._perform)
         return await future
 
-    def _perform(
-        self, future: "asyncio.Future[Any]", operation: Callable[[], Any], sql: str, fault: "_Fault | None"
-    ) -> None:
+    def _perform(self) -> None:
+        future, operation, sql, fault = self._queue.popleft()
         if self._process.dead:
             if not future.done():
                 future.set_exception(sqlite3.ProgrammingError("the process is dead"))

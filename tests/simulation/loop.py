@@ -64,7 +64,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.after_step: Callable[[], None] | None = None
         self._world = copy_context()
         _NumberedTask.numbers = itertools.count()
-        self.set_task_factory(_new_task)
+        self.set_task_factory(_new_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return self._moment
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._advance()
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             process = _process_of(handle)
             if process is None or process.dead:
@@ -116,7 +116,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while scheduled:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False  # type: ignore[attr-defined]
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             self._ready.append(handle)
             if handle.when() > self._moment:
@@ -128,7 +128,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while scheduled and scheduled[0].when() <= self._moment:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False  # type: ignore[attr-defined]
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 self._ready.append(handle)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

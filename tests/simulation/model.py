@@ -150,6 +150,7 @@ class Model:
         self._cancels: list[_ConfirmedCancel] = []
         self._newest: Position = (0, 0)
         self._forbidden_at: dict[str, float] = {}
+        self._last_sent = ("", 0)
         self._forgiven: set[Position] = set()
         """Messages that somebody deleted together with their stream."""
 
@@ -218,6 +219,7 @@ class Model:
         shown_ms = self.around.wall_shown_since(now - 10)
         if due_ms > reached_ms or due_ms > shown_ms or reached_ms > shown_ms:
             self._violated("I2", f"{firing} was published at {shown_ms}, {due_ms - shown_ms} ms early")
+        self._check_order(reply, due_ms)
         self._check_accepted(firing, event.get("correlationId"), now)
         self._check_repetition(firing, event["id"], life, now)
         send = _Send(life, now, event["id"])
@@ -241,6 +243,14 @@ class Model:
         if wrong:
             self._violated("I4", f"not an event of the contract: {event}")
 
+    def _check_order(self, reply: str, due_ms: int) -> None:
+        """Check that what goes out together goes out oldest first."""
+        batch = reply.rpartition(".")[0]
+        last_batch, last_due_ms = self._last_sent
+        if batch == last_batch and due_ms < last_due_ms:
+            self._violated("I7", f"a timer due at {due_ms} goes out after one due at {last_due_ms}")
+        self._last_sent = (batch, due_ms)
+
     def _check_accepted(self, firing: Firing, correlation: str | None, now: float) -> None:
         tenant, call, generation, due_ms = firing
         versions = self.history[tenant, call]
@@ -248,7 +258,8 @@ class Model:
             index
             for index, version in enumerate(versions)
             if version.row is not None
-            and (version.row.state, version.row.generation, version.row.due_ms) == (SCHEDULED, generation, due_ms)
+            and (version.row.state, version.row.generation, version.row.due_ms)
+            == (SCHEDULED, generation, due_ms)
         ]
         if not own:
             self._violated("I4", f"{firing} was published, but was never accepted")
@@ -333,7 +344,9 @@ class Model:
         if self._letters[position] > 1:
             self._violated("I3", f"{self._letters[position]} letters about {position}")
         if letter["reason"] not in wish.reasons:
-            self._violated("I4", f"{position} was refused as {letter['reason']}, not as one of {set(wish.reasons)}")
+            self._violated(
+                "I4", f"{position} was refused as {letter['reason']}, not as one of {set(wish.reasons)}"
+            )
         if subject != f"timer.deadletter.{wish.letter_tenant}":
             self._violated("I5", f"the letter of {position} stands on {subject}")
 
@@ -389,13 +402,14 @@ class Model:
             return False
         reachable: set[Row | None] = {before}
         for position in newer:
-            moved = {_applied(row, self._commands[position], position) for row in reachable}
+            moved: set[Row | None] = {_applied(row, self._commands[position], position) for row in reachable}
             # A command that is overtaken by a newer one is never applied: only the last one must be.
             reachable = moved if position == newer[-1] else moved | reachable
         return after in reachable
 
     def _explained_by_call(self, key: Key, before: Row | None, after: Row) -> bool:
-        if before is not None and after.position < before.position or after.position > self._newest:
+        older = before is not None and after.position < before.position
+        if older or after.position > self._newest:
             return False
         now = self.around.now()
         return any(
@@ -462,10 +476,11 @@ class Model:
             self._check_shown((call.wish.tenant, timer["serviceCallId"]), timer, call.sent_at)
         listed = {timer["serviceCallId"] for timer in timers}
         for (tenant, name), versions in self.history.items():
-            steady = versions and versions[-1].since < call.sent_at and versions[-1].row is not None
-            if tenant == call.wish.tenant and steady and name not in listed:
-                if versions[-1].row.due_ms is not None and len(timers) < LIST_LIMIT:  # type: ignore[union-attr]
-                    self._violated("I4", f"{tenant}/{name} is missing in the list: {listed}")
+            if tenant != call.wish.tenant or name in listed or not versions or len(timers) >= LIST_LIMIT:
+                continue
+            last = versions[-1]
+            if last.since < call.sent_at and last.row is not None and last.row.due_ms is not None:
+                self._violated("I4", f"{tenant}/{name} is missing in the list: {listed}")
 
     def _was_missing(self, key: Key, since: float) -> bool:
         versions = self.history[key]
@@ -480,7 +495,9 @@ class Model:
         if outcome == "already_reached":
             return any(row.state == REACHED for row in rows)
         if wish.kind == "cancel":
-            return outcome in ("cancelled", "already_cancelled", "not_found") and any(row.state == CANCELLED for row in rows)
+            return outcome in ("cancelled", "already_cancelled", "not_found") and any(
+                row.state == CANCELLED for row in rows
+            )
         return outcome in ("scheduled", "rescheduled", "unchanged") and any(
             (row.state, row.due_ms) == (SCHEDULED, wish.due_ms) for row in rows
         )
@@ -502,7 +519,9 @@ class Model:
                 self._violated("I1", f"{self._letters[position]} letters about the refused {position}")
         for cancel in self._cancels:
             if cancel.firings <= self.fired:
-                self._violated("I4", f"{set(cancel.firings)} was said to be cancelled at {cancel.at:.3f}, but it fired")
+                self._violated(
+                    "I4", f"{set(cancel.firings)} was said to be cancelled at {cancel.at:.3f}, but it fired"
+                )
 
     def _violated(self, invariant: str, text: str) -> None:
         self.around.violated(invariant, text)

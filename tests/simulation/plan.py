@@ -98,14 +98,16 @@ class Plan:
 
     @property
     def punctual_s(self) -> float:
-        """How late a timer may be while nothing is wrong: a few batches and all calls, one after the other."""
+        """How late a timer may be while nothing is wrong: a few batches and all calls in a row."""
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
         batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
         return 0.2 + batches * batch_s + len(self.callings) * 8 * self.disk_latency_s
 
     def is_disturbed(self, since: float, until: float) -> bool:
         """Tell whether a fault, or what it leaves behind, falls between two moments."""
-        return self.crash is not None or any(fault.at <= until and since <= self._recovered_at(fault) for fault in self.faults)
+        return self.crash is not None or any(
+            fault.at <= until and since <= self._recovered_at(fault) for fault in self.faults
+        )
 
     def _recovered_at(self, fault: Fault) -> float:
         # A clock that was stepped stays wrong to the end.
@@ -225,7 +227,7 @@ class _Workload:
         sent_us = START_MS * 1000 + int(at * 1_000_000)
         match 4 if soon else random.randrange(10):
             case 0:
-                return sent_us - random.randrange(10**random.randint(3, 14))
+                return sent_us - random.randrange(10 ** random.randint(3, 14))
             case 1:
                 return sent_us + 864_000_000_000 + random.randrange(10**13)
             case 2 if (tenant, call) in self.dues:
@@ -352,7 +354,12 @@ def hostile_message(random: Random, at: float, tenant: str, call: str, number: i
     body, reason = random.choice(bodies)
     match random.randrange(12):
         case 0:
-            subject, body, reason, letter_tenant = "timer.commands.ten ant.ScheduleTimer", encoded(), "invalid", "_"
+            subject, body, reason, letter_tenant = (
+                "timer.commands.ten ant.ScheduleTimer",
+                encoded(),
+                "invalid",
+                "_",
+            )
         case 1:
             subject, body, reason = f"timer.commands.{tenant}.Explode", encoded(), "unknown_type"
         case 2:
@@ -375,6 +382,8 @@ def _add_faults(random: Random, plan: Plan, lasts: float) -> None:
         # Faults are worth most where something happens.
         at = random.choice(moments) if random.random() < 0.7 else random.random() * (1.0 + lasts)
         plan.faults.append(random.choice(makers)(random, at))
+    if random.random() < 0.35:
+        plan.faults.append(_absence(random, random.choice(moments)))
     plan.faults.sort(key=lambda fault: fault.at)
     plan.ends_at = max([plan.ends_at, *(fault.at + fault.lasts for fault in plan.faults)])
 
@@ -383,11 +392,17 @@ def _crash(random: Random, at: float) -> Fault:
     return Fault(at, "crash", random.choice((0.01, 0.5, 3.0, 15.0)), steps=random.randrange(60))
 
 
+def _absence(random: Random, at: float) -> Fault:
+    """Return a crash after which nobody starts the service for days."""
+    return Fault(at, "crash", 86_400 * random.uniform(0.5, 6.0), steps=random.randrange(60))
+
+
 def _stop(random: Random, at: float) -> Fault:
     return Fault(at, "stop", random.choice((0.1, 2.0)))
 
 
 def _outage(random: Random, at: float) -> Fault:
+    at = 0.0 if random.random() < 0.2 else at  # Away when the service starts.
     return Fault(at, "outage", random.choice((0.05, 1.0, 8.0, 30.0)))
 
 

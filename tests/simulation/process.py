@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import copy_context
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_service import bootstrap, wire
 from timer_service.adapters.nats import bus, pull
 from timer_service.adapters.sqlite import schema, store
+from timer_service.adapters.system import SystemClock
 from timer_service.config import Settings, load_settings
 from timer_service.service import Service, run_service
 
@@ -97,7 +99,7 @@ class Process:
 def installed(machine: Machine) -> Iterator[None]:
     """Put the simulated machine under the service's adapters."""
     wall = machine.wall
-    clock = partial(bootstrap.SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms)
+    clock = partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms)
     sqlite = SimpleNamespace(connect=machine.disk.connect, Connection=aiosqlite.Connection)
     logging = structlog.get_config()
 
@@ -129,7 +131,7 @@ def installed(machine: Machine) -> Iterator[None]:
 def _schemas_kept() -> Iterator[None]:
     """Make the schemas of the API once instead of for each connection, to save time."""
     models = (wire.GetCall, wire.ScheduleCall, wire.ListCall)
-    patches = [patch.object(model, "model_json_schema", lambda: {}) for model in models]
+    patches = [patch.object(model, "model_json_schema", dict) for model in models]
     for started in patches:
         started.start()
     try:
@@ -145,8 +147,6 @@ def build_template(folder: Path) -> Path:
     if not path.exists():
 
         async def make() -> None:
-            from datetime import UTC, datetime
-
             async with store.open_sqlite_store(path, lambda: datetime(2026, 1, 1, tzinfo=UTC)):
                 pass
 

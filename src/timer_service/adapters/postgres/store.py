@@ -108,8 +108,8 @@ FROM {rows.GIVEN} AS new({rows.COLUMNS})
 WHERE t.tenant_id = new.tenant_id AND t.service_call_id = new.service_call_id
 """  # noqa: S608
 
-_DUE: Final = """
-state = 'Scheduled' AND due_at <= $1::text::timestamptz
+_DUE_NOW: Final = """
+due_at <= $1::text::timestamptz
   AND (tenant_id, service_call_id) NOT IN (SELECT * FROM unnest($2::text[], $3::text[]))
 """
 
@@ -130,22 +130,25 @@ SELECT (SELECT at FROM moment), (
 # What is due, oldest first, without what is held back or in another instance's hands.
 FIND_DUE: Final = f"""
 SELECT {rows.DUE_COLUMNS} FROM timer_schedules
-WHERE {_DUE} AND tenant_id <> ALL ($4::text[])
+WHERE state = 'Scheduled' AND {_DUE_NOW} AND tenant_id <> ALL ($4::text[])
 ORDER BY due_at
 LIMIT $5
 FOR UPDATE SKIP LOCKED
 """  # noqa: S608
 
-# Under backlog: every tenant that has something due, oldest first, two index searches each.
+# Under backlog: every tenant that has something due, oldest first, two index searches each. The state goes
+# along as a value: written out, the planner might take the index of all that is due, and read it whole for
+# each tenant that has little.
 FIND_DUE_TENANTS: Final = """
-WITH RECURSIVE tenant(id) AS (
-  SELECT min(tenant_id) FROM timer_schedules
+WITH RECURSIVE tenant(id, state) AS (
+  SELECT min(tenant_id), 'Scheduled' FROM timer_schedules
   UNION ALL
-  SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > tenant.id)
+  SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > tenant.id), tenant.state
   FROM tenant WHERE tenant.id IS NOT NULL)
 SELECT id FROM (
   SELECT id, (
-    SELECT min(due_at) FROM timer_schedules WHERE tenant_id = tenant.id AND state = 'Scheduled') AS oldest
+    SELECT min(due_at) FROM timer_schedules AS t
+    WHERE t.tenant_id = tenant.id AND t.state = tenant.state) AS oldest
   FROM tenant) AS tenant
 WHERE oldest <= $1::text::timestamptz AND id <> ALL ($2::text[])
 ORDER BY oldest
@@ -153,10 +156,11 @@ ORDER BY oldest
 
 # Under backlog: the oldest few of each of these tenants, tenant by tenant until the claim is full.
 FIND_DUE_IN_TURNS: Final = f"""
-SELECT due.* FROM unnest($4::text[]) AS tenant(id)
+SELECT due.*
+FROM unnest($4::text[], array_fill('Scheduled'::text, ARRAY[cardinality($4)])) AS tenant(id, state)
 CROSS JOIN LATERAL (
-  SELECT {rows.DUE_COLUMNS} FROM timer_schedules
-  WHERE tenant_id = tenant.id AND {_DUE}
+  SELECT {rows.DUE_COLUMNS} FROM timer_schedules AS t
+  WHERE t.tenant_id = tenant.id AND t.state = tenant.state AND {_DUE_NOW}
   ORDER BY due_at
   LIMIT $5
   FOR UPDATE SKIP LOCKED) AS due
