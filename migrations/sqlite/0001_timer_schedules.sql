@@ -13,6 +13,9 @@ CREATE TABLE timer_schedules (
     -- The newest command applied: when its stream was created (microseconds since 1970), and its sequence.
     stream_created_us INTEGER NOT NULL,
     stream_sequence   INTEGER NOT NULL,
+    -- The W3C trace context of the command, carried to the event.
+    traceparent       TEXT,
+    tracestate        TEXT,
     PRIMARY KEY (tenant_id, service_call_id),
     -- Only a cancel that came before any schedule has no due time.
     CHECK (due_at IS NOT NULL OR (state = 'Cancelled' AND generation = 0)),

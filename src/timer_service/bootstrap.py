@@ -1,20 +1,56 @@
 """The composition root: settings in, a running service out."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from timer_service.adapters.nats.bus import NatsOptions, open_nats_bus
+from timer_service.adapters.http.server import create_app, serving
+from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.adapters.system import SystemClock, chance
+from timer_service.calls import Calls
 from timer_service.config import Settings
+from timer_service.observability import Metrics
 from timer_service.service import Service
 
 
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[Service]:
     """Build the service with its real adapters; the broker may still be away."""
-    clock = SystemClock()
-    options = NatsOptions(
+    clock = SystemClock(settings.max_clock_step_span)
+    metrics = Metrics(tenants=settings.metrics_tenants)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_sqlite_store(settings.db_path, clock.now))
+        bus = NatsEventBus(_nats_options(settings), clock, chance, metrics.connected)
+        service = Service(
+            store=store,
+            bus=bus,
+            clock=clock,
+            chance=chance,
+            poll_interval_s=settings.polling_interval / 1000,
+            batch_size=settings.batch_size,
+            metrics=metrics,
+            precise_wakeup=settings.precise_wakeup,
+            retention=settings.retention_span,
+            other_problems=lambda: {"clock": clock.problem},
+        )
+        calls = Calls(
+            store=store,
+            bus=bus,
+            clock=clock,
+            metrics=metrics,
+            wake_for=service.wake_for,
+            accept_clock_step=clock.accept_step,
+            facts=lambda: {"broker": bus.server, "problems": service.health().problems},
+        )
+        if settings.http_port:
+            app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
+            await stack.enter_async_context(serving(app, settings.http_host, settings.http_port))
+        await stack.enter_async_context(bus.running(calls))
+        yield service
+
+
+def _nats_options(settings: Settings) -> NatsOptions:
+    return NatsOptions(
         connect=settings.nats_connect_options(),
         prefix=settings.subject_prefix,
         domain=settings.jetstream_domain,
@@ -22,16 +58,3 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         batch_size=settings.batch_size,
         ack_wait_s=settings.ack_wait / 1000,
     )
-    async with (
-        open_sqlite_store(settings.db_path, clock.now) as store,
-        open_nats_bus(options, clock, chance) as bus,
-    ):
-        yield Service(
-            store=store,
-            bus=bus,
-            clock=clock,
-            chance=chance,
-            poll_interval_s=settings.polling_interval / 1000,
-            batch_size=settings.batch_size,
-            precise_wakeup=settings.precise_wakeup,
-        )

@@ -3,16 +3,33 @@
 Needs nothing of this package but `wire`. Every other language does the same by docs/messages.md.
 """
 
+import json
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
+from typing import Any, Final
 
 import uuid6
 from nats.aio.client import Client
+from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from timer_service import wire
+
+ANSWER_TIMEOUT_S: Final = 5.0
+
+
+class CallRefused(Exception):
+    """The service answered a call with an error."""
+
+    def __init__(self, code: str, description: str) -> None:
+        super().__init__(f"{code}: {description}")
+        self.code = code
+        self.description = description
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,7 @@ class TimerClient:
         self._connection = connection
         self._jetstream: JetStreamContext = connection.jetstream(**({"domain": domain} if domain else {}))
         self._prefix = prefix
+        self._letters_stream = f"{prefix.upper().replace('.', '_')}_DEADLETTER"
 
     async def schedule(
         self,
@@ -66,17 +84,107 @@ class TimerClient:
         """Say that the timer is no longer wanted."""
         return await self._publish(tenant_id, service_call_id, None, None)
 
-    async def watch(self, tenant_id: str | None = None) -> AsyncIterator[Reached]:
-        """Yield each event as it is published; those from before the call are in the stream."""
+    async def watch(
+        self, tenant_id: str | None = None, *, subscribed: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Reached]:
+        """Yield each event as it is published; those from before the call are in the stream.
+
+        `subscribed` is called once no event can be missed any more.
+        """
         subject = f"{self._prefix}.events.{tenant_id or '*'}.{wire.DUE_TIME_REACHED}"
         subscription = await self._connection.subscribe(subject)
         await self._connection.flush()
+        subscribed()
         async for message in subscription.messages:
             received_ms = time.time_ns() // 1_000_000
-            envelope = wire.read_envelope(message.data)
-            payload = wire.read_payload(envelope)
+            try:
+                envelope = wire.read_envelope(message.data)
+                payload = wire.read_payload(envelope)
+            except wire.WireError:
+                continue  # Not one of the service's: anybody with the permission can publish here.
             if isinstance(payload, wire.DueTimeReachedPayload):
                 yield Reached(envelope, payload, message.data, received_ms)
+
+    async def get(self, tenant_id: str, service_call_id: str) -> dict[str, Any]:
+        """Return one timer, or raise CallRefused with code 404."""
+        _check(tenant_id, service_call_id)
+        answer = await self._call(f"api.{tenant_id}.get", {"serviceCallId": service_call_id})
+        timer: dict[str, Any] = answer["timer"]
+        return timer
+
+    async def list_timers(
+        self, tenant_id: str, limit: int, **request: str | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield a tenant's timers by due time, at most so many; `request` narrows them as the API does."""
+        _check(tenant_id)
+        page: dict[str, Any] = {name: value for name, value in request.items() if value is not None}
+        while limit > 0:
+            page["limit"] = min(limit, wire.MAX_PAGE)
+            answer = await self._call(f"api.{tenant_id}.list", page)
+            for timer in answer["timers"]:
+                yield timer
+            limit -= len(answer["timers"])
+            if "cursor" not in answer:
+                return
+            page["cursor"] = answer["cursor"]
+
+    async def status(self) -> dict[str, Any]:
+        """Return how the service is."""
+        return await self._call("status", {})
+
+    async def accept_clock_step(self) -> float:
+        """Take a leap of the service's wall clock for right; return its seconds."""
+        answer = await self._call("clock.accept", {})
+        return float(answer["acceptedStepSeconds"])
+
+    async def dead_letters(self, tenant_id: str | None, since: datetime, limit: int) -> list[dict[str, Any]]:
+        """Return the newest dead letters since a moment, the newest last; `letter` is the number of each."""
+        if tenant_id is not None:
+            _check(tenant_id)
+        letters: deque[dict[str, Any]] = deque(maxlen=limit)
+        subscription = await self._jetstream.subscribe(
+            f"{self._prefix}.deadletter.{tenant_id or '>'}",
+            stream=self._letters_stream,
+            ordered_consumer=True,
+            config=ConsumerConfig(
+                deliver_policy=DeliverPolicy.BY_START_TIME,
+                opt_start_time=since.isoformat(),  # type: ignore[arg-type]
+            ),
+        )
+        try:
+            if (await subscription.consumer_info()).num_pending == 0 and subscription.pending_msgs == 0:
+                return []
+            while True:
+                message = await subscription.next_msg(timeout=ANSWER_TIMEOUT_S)
+                letters.append({"letter": message.metadata.sequence.stream, **json.loads(message.data)})
+                if message.metadata.num_pending == 0:
+                    return list(letters)
+        finally:
+            await subscription.unsubscribe()
+
+    async def dead_letter(self, sequence: int) -> dict[str, Any] | None:
+        """Return one dead letter by its number."""
+        try:
+            message = await self._jetstream.get_msg(self._letters_stream, sequence)
+        except NotFoundError:
+            return None
+        return {"letter": sequence, **json.loads(message.data or b"{}")}
+
+    async def publish_again(self, subject: str, body: bytes, *, letter_sequence: int) -> int:
+        """Publish a refused message again and return its new sequence."""
+        headers = {"Nats-Msg-Id": f"replay-{letter_sequence}-{sha256(body).hexdigest()[:16]}"}
+        acknowledgement = await self._jetstream.publish(subject, body, headers=headers)
+        return acknowledgement.seq
+
+    async def _call(self, endpoint: str, request: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._connection.request(
+            f"{self._prefix}.{endpoint}", json.dumps(request).encode(), timeout=ANSWER_TIMEOUT_S
+        )
+        headers = answer.headers or {}
+        if "Nats-Service-Error" in headers:
+            raise CallRefused(headers.get("Nats-Service-Error-Code", ""), headers["Nats-Service-Error"])
+        result: dict[str, Any] = json.loads(answer.data)
+        return result
 
     async def _publish(
         self, tenant_id: str, service_call_id: str, due_at: datetime | None, correlation_id: str | None
@@ -100,11 +208,11 @@ class TimerClient:
         return Accepted(str(command_id), acknowledgement.stream, acknowledgement.seq)
 
 
-def _check(tenant_id: str, service_call_id: str, correlation_id: str | None) -> None:
+def _check(tenant_id: str, service_call_id: str | None = None, correlation_id: str | None = None) -> None:
     """Refuse here what the service would refuse: the caller learns of it at once."""
     if not wire.is_tenant_id(tenant_id):
         raise ValueError(f"tenant must be {wire.TENANT_RULE} (got {tenant_id!r})")
-    if not wire.is_service_call_id(service_call_id):
+    if service_call_id is not None and not wire.is_service_call_id(service_call_id):
         raise ValueError(f"id must be {wire.SERVICE_CALL_RULE} (got {service_call_id!r})")
     if correlation_id is not None and not wire.is_correlation_id(correlation_id):
         raise ValueError(f"correlation id must be {wire.CORRELATION_RULE} (got {correlation_id!r})")

@@ -2,17 +2,25 @@
 
 import difflib
 import os
+import re
 import ssl
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
+import nkeys  # type: ignore[import-untyped]
+from dotenv import dotenv_values
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from timer_service.domain.errors import InvalidConfiguration
 
 ENV_PREFIX = "TIMER_"
-_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
+_SCHEMES = ("nats", "tls", "ws", "wss")
+MAX_RETENTION_DAYS = 36_500
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _A_FILE = "a file that this user may read"
 
 
@@ -22,11 +30,66 @@ def _readable_file(path: Path) -> Path:
     return path
 
 
+def _nkey_seed(path: Path) -> Path:
+    try:
+        nkeys.from_seed(bytearray(_readable_file(path).read_bytes().strip()))
+    except Exception as error:  # nkeys raises what it likes
+        raise ValueError("no seed") from error
+    return path
+
+
+def _credentials(path: Path) -> Path:
+    text = _readable_file(path).read_bytes()
+    if b"BEGIN NATS USER JWT" not in text or b"BEGIN USER NKEY SEED" not in text:
+        raise ValueError("no credentials")
+    return path
+
+
+def _certificates(path: Path) -> Path:
+    try:
+        ssl.create_default_context(cafile=_readable_file(path))
+    except OSError as error:  # An SSLError is one.
+        raise ValueError("no certificates") from error
+    return path
+
+
 def _server_list(text: str) -> str:
     servers = [part.strip() for part in text.split(",")]
-    if not all(server.startswith(_SCHEMES) and len(server) > len("wss://") for server in servers):
-        raise ValueError("not a list of servers")
+    for server in servers:
+        url = urlsplit(server)
+        # Reading the port raises ValueError where it is none.
+        if url.scheme not in _SCHEMES or not url.hostname or url.port == 0:
+            raise ValueError("not a list of servers")
+    if len({server.startswith("ws") for server in servers}) > 1:
+        raise ValueError("not of one kind")
     return ",".join(servers)
+
+
+def _clock_step(text: str) -> str:
+    if text != "off" and not timedelta(seconds=1) <= parse_duration(text) <= timedelta(
+        days=MAX_RETENTION_DAYS
+    ):
+        raise ValueError("out of range")
+    return text
+
+
+def _retention(text: str) -> str:
+    if text != "off" and not timedelta(minutes=1) <= parse_duration(text) <= timedelta(
+        days=MAX_RETENTION_DAYS
+    ):
+        raise ValueError("out of range")
+    return text
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read a duration such as 10s, 1h30m or 500ms; raise ValueError otherwise."""
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"must be a duration such as 10s, 1h30m or 500ms (got {text!r})")
+    try:
+        return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in parts))
+    except OverflowError as error:
+        raise ValueError(f"is too long a duration (got {text!r})") from error
 
 
 ReadableFile = Annotated[Path, AfterValidator(_readable_file)]
@@ -63,6 +126,11 @@ class Settings(BaseSettings):
         description="Wake when the next timer is due; if not, timers fire at the next poll",
         allowed="true or false",
     )
+    max_clock_step: Annotated[str, AfterValidator(_clock_step)] = _setting(
+        "1h",
+        "A leap of the wall clock that is larger is not followed until `timer-service clock accept`",
+        f"a duration from 1s to {MAX_RETENTION_DAYS}d such as 1h, or off",
+    )
     db_path: Path = _setting(
         Path("./event_service.db"), "The SQLite file that holds the timers", "the path of a file"
     )
@@ -74,10 +142,14 @@ class Settings(BaseSettings):
     broker_user: str | None = _setting(None, "User name", "a text; together with TIMER_BROKER_PASSWORD")
     broker_password: SecretStr | None = _setting(None, "Password", "a text; together with TIMER_BROKER_USER")
     broker_token: SecretStr | None = _setting(None, "Token", "a text")
-    broker_creds: ReadableFile | None = _setting(None, "Credentials file (JWT and seed)", _A_FILE)
-    broker_nkey: ReadableFile | None = _setting(None, "File with the NKey seed", _A_FILE)
-    broker_tls_ca: ReadableFile | None = _setting(
-        None, "CA certificates to trust instead of the system's", _A_FILE
+    broker_creds: Annotated[Path, AfterValidator(_credentials)] | None = _setting(
+        None, "Credentials file (JWT and seed)", f"{_A_FILE}, with a JWT and a seed"
+    )
+    broker_nkey: Annotated[Path, AfterValidator(_nkey_seed)] | None = _setting(
+        None, "File with the NKey seed", f"{_A_FILE}, with an NKey seed"
+    )
+    broker_tls_ca: Annotated[Path, AfterValidator(_certificates)] | None = _setting(
+        None, "CA certificates to trust instead of the system's", f"{_A_FILE}, with PEM certificates"
     )
     broker_tls_cert: ReadableFile | None = _setting(None, "Client certificate", _A_FILE)
     broker_tls_key: ReadableFile | None = _setting(None, "Key of the client certificate", _A_FILE)
@@ -99,6 +171,22 @@ class Settings(BaseSettings):
         "a whole number of milliseconds from 1000 to 3600000",
         ge=1_000,
         le=3_600_000,
+    )
+    retention: Annotated[str, AfterValidator(_retention)] = _setting(
+        "30d",
+        "How long reached and cancelled timers are kept",
+        f"a duration from 1m to {MAX_RETENTION_DAYS}d such as 30d or 12h, or off",
+    )
+    http_host: str = _setting("127.0.0.1", "Where health and metrics are served", "a host name or address")
+    http_port: int = _setting(
+        8080, "Port for health and metrics; 0 goes without", "a port from 0 to 65535", ge=0, le=65_535
+    )
+    metrics_tenants: int = _setting(
+        0,
+        "For how many tenants lateness is measured one by one; the rest counts as other",
+        "a whole number from 0 to 1000",
+        ge=0,
+        le=1_000,
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "What to log", "one of debug, info, warning, error"
@@ -123,6 +211,16 @@ class Settings(BaseSettings):
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(chosen)} may be set")
         return self
+
+    @property
+    def retention_span(self) -> timedelta | None:
+        """How long ended timers are kept; None for ever."""
+        return None if self.retention == "off" else parse_duration(self.retention)
+
+    @property
+    def max_clock_step_span(self) -> timedelta | None:
+        """How far the wall clock may leap; None as far as it likes."""
+        return None if self.max_clock_step == "off" else parse_duration(self.max_clock_step)
 
     def nats_connect_options(self) -> dict[str, Any]:
         """Return the arguments of `nats.connect` that these settings stand for."""
@@ -164,15 +262,17 @@ def load_settings(**overrides: Any) -> Settings:
     """Read the settings, or raise InvalidConfiguration that names every wrong value."""
     try:
         return Settings(**overrides)
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(f".env must be a text file in UTF-8: {error}") from error
     except ValidationError as error:
         raise InvalidConfiguration("; ".join(_explain(problem) for problem in error.errors())) from error
 
 
 def unknown_variables() -> list[str]:
-    """Return a hint for each TIMER_ variable in the environment that is no setting."""
+    """Return a hint for each TIMER_ variable in the environment or `.env` that is no setting."""
     known = [env_name(name) for name in Settings.model_fields]
     hints = []
-    for name in sorted(os.environ):
+    for name in sorted({*os.environ, *dotenv_values(".env")}):
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, n=1)
             hints.append(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
@@ -186,8 +286,13 @@ def _explain(problem: Any) -> str:
     name = field.lower().removeprefix(ENV_PREFIX.lower())
     extra = Settings.model_fields[name].json_schema_extra
     allowed = extra["allowed"] if isinstance(extra, dict) else "another value"
-    value = "*****" if "SecretStr" in str(Settings.model_fields[name].annotation) else repr(problem["input"])
-    return f"{env_name(name)}={value}: must be {allowed}"
+    return f"{env_name(name)}={_told(name, problem['input'])}: must be {allowed}"
+
+
+def _told(name: str, value: object) -> str:
+    if "SecretStr" in str(Settings.model_fields[name].annotation):
+        return "*****"
+    return repr(_masked(name, value) if name == "broker_url" else value)
 
 
 def _masked(name: str, value: Any) -> str:
@@ -201,6 +306,6 @@ def _masked(name: str, value: Any) -> str:
 
 
 def _without_credentials(url: str) -> str:
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.rpartition("://")
     _, at, address = rest.rpartition("@")
-    return f"{scheme}://*****@{address}" if at else url
+    return f"{scheme}{separator}*****@{address}" if at else url

@@ -1,24 +1,37 @@
-"""The loops: consume commands, fire due timers; the only place that decides when to wait."""
+"""The loops: consume commands, fire due timers, purge old ones; the only place that waits."""
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 import structlog
 
 from timer_service.domain.errors import BusUnavailable, TransientError
+from timer_service.observability import Metrics
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import CommandBatch, EventBus
+from timer_service.ports.health import Health
 from timer_service.ports.timer_store import TimerStore
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack
+from timer_service.workflows.purge_timers import purge_timers
+from timer_service.workflows.retry import Retry
 from timer_service.workflows.schedule_timers import ScheduleReport, schedule_timers
 
 FIRST_BACKOFF_S: Final = 0.05
 LONGEST_BACKOFF_S: Final = 1.0
 SHUTDOWN_GRACE_S: Final = 10.0
 """From the signal to the end: time to finish the batch in hand."""
+SILENT_S: Final = 30.0
+"""A worker that has not polled for so long is taken for dead."""
+MIN_FREE_BYTES: Final = 16 * 1024 * 1024
+PURGE_BATCH: Final = 500
+PURGE_PAUSE_S: Final = 0.1
+PURGE_INTERVAL_S: Final = 60.0
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -29,7 +42,7 @@ class _Stopped(Exception):
 
 
 class Service:
-    """The timer service: two loops around two workflows."""
+    """The timer service: a few loops around as many workflows."""
 
     def __init__(
         self,
@@ -40,7 +53,10 @@ class Service:
         chance: Callable[[], float],
         poll_interval_s: float,
         batch_size: int,
+        metrics: Metrics,
         precise_wakeup: bool = True,
+        retention: timedelta | None = None,
+        other_problems: Callable[[], dict[str, str | None]] = dict,
     ) -> None:
         self._store = store
         self._bus = bus
@@ -49,32 +65,53 @@ class Service:
         self._poll_interval_s = poll_interval_s
         self._batch_size = batch_size
         self._precise_wakeup = precise_wakeup
+        self._retention = retention
+        self._metrics = metrics
+        self._other_problems = other_problems
         self._hold_back = HoldBack()
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
-        self._store_unavailable = False
+        self._polled_at = clock.now()
+        self._store_problems: dict[str, str] = {}
+        self._free_bytes: int | None = None
 
     async def run(self) -> None:
-        """Run both loops until stopped; the failure of one ends both."""
+        """Run all loops until stopped; the failure of one ends them all."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._consume(), name="consume")
             loops.create_task(self._fire(), name="fire")
+            if self._retention is not None:
+                loops.create_task(self._purge(self._retention), name="purge")
 
     def stop(self) -> None:
-        """Ask both loops to end at their next safe point."""
+        """Ask all loops to end at their next safe point."""
         self._stopping.set()
         self._wake.set()
+
+    def health(self) -> Health:
+        """Say what is wrong at this moment."""
+        silent_s = (self._clock.now() - self._polled_at).total_seconds()
+        store_problem = next(iter(self._store_problems.values()), None)
+        problems = {"broker": self._bus.problem, "store": store_problem, **self._other_problems()}
+        if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
+            problems["disk"] = f"only {self._free_bytes} bytes are free"
+        return Health(
+            stuck=f"has not polled for {silent_s:.0f} s" if silent_s > SILENT_S else None,
+            problems={part: problem for part, problem in problems.items() if problem is not None},
+        )
 
     async def _consume(self) -> None:
         while (batch := await self._next_batch()) is not None:
             try:
                 report = await schedule_timers(
-                    batch=batch, store=self._store, clock=self._clock, retry=self._retry
+                    batch=batch, store=self._store, clock=self._clock, retry=self._retrying("apply")
                 )
             except _Stopped:
                 return
-            self._wake_for(report.nearest_due_at)
+            if report.nearest_due_at is not None:
+                self.wake_for(report.nearest_due_at)
+            self._metrics.scheduled(report)
             _log_schedule(report)
 
     async def _next_batch(self) -> CommandBatch | None:
@@ -94,14 +131,16 @@ class Service:
             # Before looking: a timer accepted from here on is either seen by the look or wakes us.
             self._wake.clear()
             self._sleeps_until = None
+            self._polled_at = self._clock.now()
             try:
                 report = await self._fire_batch()
             except _Stopped:
                 return
             except TransientError as error:
-                self._note_store_error(error)
+                self._note_store_error("poll", error)
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
+            self._note_store_works("poll")
             if report.disconnected:
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
@@ -110,15 +149,16 @@ class Service:
                 await self._sleep_until(report.next_due_at)
 
     async def _fire_batch(self) -> FireReport:
+        started = time.perf_counter()
         report = await fire_due_timers(
             store=self._store,
             bus=self._bus,
             clock=self._clock,
             limit=self._batch_size,
             hold_back=self._hold_back,
-            retry=self._retry,
+            retry=self._retrying("mark"),
         )
-        self._note_store_works()
+        self._metrics.fired(report, time.perf_counter() - started)
         _log_fire(report)
         return report
 
@@ -130,27 +170,65 @@ class Service:
         self._sleeps_until = next_due_at
         await self._clock.wait(seconds, self._wake)
 
-    def _wake_for(self, due_at: datetime | None) -> None:
+    def wake_for(self, due_at: datetime) -> None:
         """Wake the worker where a timer is due before it would look again."""
-        if due_at is None or not self._precise_wakeup:
-            return
-        if self._sleeps_until is None or due_at < self._sleeps_until:
+        if self._precise_wakeup and (self._sleeps_until is None or due_at < self._sleeps_until):
             self._wake.set()
 
-    async def _retry(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step of a workflow until the store takes it."""
-        backoff = self._backoff()
-        while True:
+    async def _purge(self, retention: timedelta) -> None:
+        """Delete old timers, a little at a time, so that firing never waits for it."""
+        while not self._stopping.is_set():
             try:
-                result = await step()
-            except TransientError as error:
-                self._note_store_error(error)
-                if self._stopping.is_set():
-                    raise _Stopped from error
-                await self._clock.wait(next(backoff), self._stopping)
-            else:
-                self._note_store_works()
-                return result
+                purged = await purge_timers(
+                    store=self._store,
+                    clock=self._clock,
+                    retention=retention,
+                    limit=PURGE_BATCH,
+                    retry=self._retrying("purge"),
+                )
+            except _Stopped:
+                return
+            self._metrics.purged(purged)
+            if purged:
+                log.info("timers.purged", timers=purged)
+            pause = PURGE_PAUSE_S if purged == PURGE_BATCH else PURGE_INTERVAL_S
+            await self._clock.wait(pause, self._stopping)
+
+    async def observe(self) -> None:
+        """Bring the gauges up to date; whoever is about to look at them asks for it."""
+        self._metrics.health(
+            polled_at=self._polled_at.timestamp(),
+            broker=self._bus.problem is None,
+            store=not self._store_problems,
+        )
+        with suppress(TransientError):
+            now = self._clock.now()
+            counts = await self._store.count(now)
+            self._free_bytes = counts.free_bytes
+            overdue_since = counts.oldest_overdue_at or now
+            self._metrics.counted(counts, (now - overdue_since).total_seconds())
+
+    def _retrying(self, operation: str) -> Retry:
+        """Return what repeats a step of a workflow until the store takes it."""
+
+        async def retry(step: Callable[[], Awaitable[T]]) -> T:
+            backoff = self._backoff()
+            while True:
+                started = time.perf_counter()
+                try:
+                    result = await step()
+                except TransientError as error:
+                    self._note_store_error(operation, error)
+                    if self._stopping.is_set():
+                        raise _Stopped from error
+                    await self._clock.wait(next(backoff), self._stopping)
+                    self._polled_at = self._clock.now()  # Waiting for the store is not being stuck.
+                else:
+                    self._note_store_works(operation)
+                    self._metrics.wrote(operation, time.perf_counter() - started)
+                    return result
+
+        return retry
 
     def _backoff(self) -> Iterator[float]:
         """Yield growing waits, each with jitter, so that many instances do not return in step."""
@@ -159,15 +237,16 @@ class Service:
             yield seconds * (0.5 + self._chance() / 2)
             seconds = min(seconds * 2, LONGEST_BACKOFF_S)
 
-    def _note_store_error(self, error: TransientError) -> None:
+    def _note_store_error(self, operation: str, error: TransientError) -> None:
         # The bus tells of its own outages.
-        if not self._store_unavailable and not isinstance(error, BusUnavailable):
-            self._store_unavailable = True
+        if isinstance(error, BusUnavailable):
+            return
+        if not self._store_problems:
             log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))
+        self._store_problems[operation] = str(error)
 
-    def _note_store_works(self) -> None:
-        if self._store_unavailable:
-            self._store_unavailable = False
+    def _note_store_works(self, operation: str) -> None:
+        if self._store_problems.pop(operation, None) and not self._store_problems:
             log.info("store.recovered")
 
 
@@ -191,8 +270,10 @@ async def run_service(service: Service, stop: asyncio.Event) -> None:
 
 
 def _log_schedule(report: ScheduleReport) -> None:
-    if report.outcomes:
-        outcomes = {outcome.value: count for outcome, count in sorted(report.outcomes.items())}
+    if report.commands:
+        outcomes = Counter[str]()
+        for (_, outcome), count in sorted(report.commands.items()):
+            outcomes[outcome.value] += count
         log.info("commands.applied", redelivered=report.redelivered, **outcomes)
     for refusal in report.refusals:
         log.warning(

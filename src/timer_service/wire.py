@@ -5,8 +5,9 @@ This module knows neither the domain nor the transport. docs/messages.md describ
 
 import json
 import re
-from datetime import UTC, datetime, timedelta, timezone
-from typing import Annotated, Any, Final, NoReturn
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -31,6 +32,11 @@ TIME_RULE: Final = (
 )
 UUID_RULE: Final = "a UUID such as 0192f0c1-2345-7abc-8def-0123456789ab"
 
+MAX_PAGE: Final = 500
+_MAX_TRACESTATE: Final = 512
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-[ -~]{0,64})?")
+_PRINTABLE: Final = re.compile(r"[ -~]+")
 _TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SERVICE_CALL: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
 _CORRELATION: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
@@ -38,7 +44,7 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}
 _TIME: Final = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]"
     r"([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]+))?)?"
-    r"(?:([Zz])|([+-])([0-9]{2}):?([0-9]{2})?)"
+    r"(?:([Zz])|([+-])([0-9]{2})(?::?([0-9]{2}))?)"
 )
 
 
@@ -73,11 +79,12 @@ def parse_time(text: str) -> datetime:
         raise ValueError(f"must be {TIME_RULE}")
     year, month, day, hour, minute, second, fraction, _zulu, sign, offset_h, offset_m = match.groups()
     try:
-        zone = UTC if sign is None else _offset(sign, int(offset_h), int(offset_m or 0))
+        offset = _offset(sign, int(offset_h), int(offset_m or 0)) if sign else timedelta()
         local = datetime(
-            int(year), int(month), int(day), int(hour), int(minute), int(second or 0), tzinfo=zone
+            int(year), int(month), int(day), int(hour), int(minute), int(second or 0), tzinfo=UTC
         )
-        return local.astimezone(UTC) + _round_up(fraction)
+        # In one step: the local time may lie outside the years that the result is inside of.
+        return local + (_round_up(fraction) - offset)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"must be {TIME_RULE}: {error}") from error
 
@@ -87,11 +94,11 @@ def format_time(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
 
-def _offset(sign: str, hours: int, minutes: int) -> timezone:
+def _offset(sign: str, hours: int, minutes: int) -> timedelta:
     if hours > 23 or minutes > 59:
         raise ValueError("offset must be from -23:59 to +23:59")
     span = timedelta(hours=hours, minutes=minutes)
-    return timezone(-span if sign == "-" else span)
+    return -span if sign == "-" else span
 
 
 def _round_up(fraction: str | None) -> timedelta:
@@ -193,11 +200,25 @@ def parse_json(body: bytes) -> Any:
         detail = str(error)
         if "recursion" in detail:
             raise _too_deep() from error
-        kind = "invalid" if "surrogate" in detail else "not_json"
-        raise WireError(kind, f"the body must be JSON in UTF-8: {detail}") from error
+        if _only_has_lone_surrogates(body):
+            raise WireError("invalid", f"the body must not hold lone surrogates: {detail}") from error
+        raise WireError("not_json", f"the body must be JSON in UTF-8: {detail}") from error
     if deep and _depth(value) > MAX_NESTING:
         raise _too_deep()
     return value
+
+
+def _only_has_lone_surrogates(body: bytes) -> bool:
+    """Tell whether a refused body is JSON all the same, as the more lenient standard library reads it."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    try:
+        json.loads(body.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_envelope(body: bytes) -> Envelope:
@@ -304,6 +325,64 @@ def _envelope(
         envelope["correlationId"] = correlation_id
     envelope["payload"] = payload
     return json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+class GetCall(_Model):
+    """The request of `get` and `cancel`."""
+
+    service_call_id: ServiceCallText = Field(alias="serviceCallId")
+
+
+class ScheduleCall(GetCall):
+    """The request of `schedule`."""
+
+    due_at: Time = Field(alias="dueAt")
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+
+
+class ListCall(_Model):
+    """The request of `list`; every field narrows the list."""
+
+    state: Literal["Scheduled", "Reached", "Cancelled"] | None = None
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+    due_from: Time | None = Field(default=None, alias="dueFrom")
+    due_before: Time | None = Field(default=None, alias="dueBefore")
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    cursor: Opaque | None = None
+
+
+Call = TypeVar("Call", bound=_Model)
+
+
+def read_call(model: type[Call], body: bytes) -> Call:
+    """Read the request of a call; an empty body counts as an empty object."""
+    if len(body) > MAX_COMMAND_BYTES:
+        raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
+    value = parse_json(body) if body else {}
+    if not isinstance(value, dict):
+        raise WireError("invalid", f"the body must be a JSON object (got {_quoted(value)})")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise WireError("invalid", _explain(error)) from error
+
+
+def read_trace(headers: Mapping[str, str] | None) -> tuple[str, str | None] | None:
+    """Return the W3C trace context in the headers; one that breaks its rules counts as absent."""
+    if not headers:
+        return None
+    parent = headers.get("traceparent") or headers.get("Traceparent")
+    if parent is None or _TRACEPARENT.fullmatch(parent) is None:
+        return None
+    state = headers.get("tracestate") or headers.get("Tracestate")
+    if state is not None and (len(state) > _MAX_TRACESTATE or _PRINTABLE.fullmatch(state) is None):
+        state = None
+    return parent, state
+
+
+def write_json(value: object) -> bytes:
+    """Write an answer."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _explain(error: ValidationError, where: str = "") -> str:

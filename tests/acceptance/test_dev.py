@@ -22,7 +22,7 @@ from tests.support.process import run_or_kill
 
 SCRIPT = str(Path(sysconfig.get_path("scripts")) / "timer-service")
 MODULE = [sys.executable, "-m", "timer_service"]
-GREETING_LINES = 7
+GREETING_LINES = 8
 WAIT_S = 15.0
 
 

@@ -66,6 +66,8 @@ async def test_a_first_schedule_is_kept_as_one_row(world: World) -> None:
             "cancelled_at": None,
             "stream_created_us": row["stream_created_us"],
             "stream_sequence": sequence,
+            "traceparent": None,
+            "tracestate": None,
         }
     ]
     assert iso(before) <= row["registered_at"] <= iso(in_seconds(0))
@@ -191,6 +193,8 @@ async def test_a_cancelled_timer_is_scheduled_anew_as_the_next_generation(world:
         "generation": 2,
         "reached_at": row["reached_at"],
         "stream_sequence": sequence,
+        "traceparent": None,
+        "tracestate": None,
     }
 
 
@@ -252,6 +256,8 @@ async def test_a_cancel_of_an_unknown_timer_is_remembered(world: World) -> None:
             "cancelled_at": row["registered_at"],
             "stream_created_us": row["stream_created_us"],
             "stream_sequence": sequence,
+            "traceparent": None,
+            "tracestate": None,
         }
     ]
     assert iso(before) <= row["registered_at"] <= iso(in_seconds(0))
@@ -284,6 +290,8 @@ async def test_a_cancelled_timer_never_fires(world: World) -> None:
         "state": "Cancelled",
         "cancelled_at": row["cancelled_at"],
         "stream_sequence": sequence,
+        "traceparent": None,
+        "tracestate": None,
     }
     assert [call for call, _, _ in _firings(events)] == ["later"]
     assert world.row("acme", "order-1") == row

@@ -18,7 +18,7 @@ from tests.support.clock import ManualClock
 from tests.support.proxy import Wire
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions, open_nats_bus
+from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import EPOCH
 from timer_service.ports.event_bus import EventBus
 
@@ -196,7 +196,7 @@ class NatsLine:
 
         async def made_anew() -> bool:
             try:
-                return await self.stream_created_us() > before and self.bus.is_connected
+                return await self.stream_created_us() > before and self.bus.problem is None
             except NotFoundError:
                 return False
 
@@ -211,7 +211,7 @@ class NatsLine:
 
     async def until_connected(self) -> None:
         async def connected() -> bool:
-            return self.bus.is_connected
+            return self.bus.problem is None
 
         await until(connected, "the bus to be connected")
 
@@ -238,7 +238,8 @@ async def nats_line(
         ack_wait_s=ack_wait_s,
     )
     try:
-        async with open_nats_bus(options, clock, lambda: 0.5) as bus:
+        bus = NatsEventBus(options, clock, lambda: 0.5)
+        async with bus.running():
             line = NatsLine(bus, prefix, client.jetstream(), wire)
             await line.until_connected()
             yield line

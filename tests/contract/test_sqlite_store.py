@@ -705,7 +705,7 @@ INSERT INTO timer_schedules
 SELECT CASE WHEN n % 2 THEN 'acme' ELSE 'tenant-' || (n % 50) END, 'done-' || n, 'Reached',
        strftime('%Y-%m-%dT%H:%M:%S.000Z', 1700000000 + n, 'unixepoch'), 1,
        '2025-01-01T00:00:00.000Z', CASE WHEN n % 10 = 0 THEN 'request-' || n END,
-       strftime('%Y-%m-%dT%H:%M:%S.000Z', 1700000000 + n, 'unixepoch'), NULL, 1, n
+       strftime('%Y-%m-%dT%H:%M:%S.000Z', 1700000000 + n, 'unixepoch'), NULL, 1, n, NULL, NULL
 FROM numbers
 """
 

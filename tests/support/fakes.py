@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
-from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.messages import Command, DueTimeReached, Position
 from timer_service.domain.timer import DueTimer, Outcome
 from timer_service.ports.event_bus import CommandBatch, Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
@@ -88,6 +88,13 @@ class RecordingBus:
     """What becomes of each event that the broker is there to take."""
     meanwhile: Callable[[], Awaitable[None]] = _nothing
     """Runs after the broker has the events and before the service knows."""
+
+    @property
+    def problem(self) -> str | None:
+        return self.inner.problem
+
+    async def last_position(self) -> Position:
+        return await self.inner.last_position()
 
     async def receive(self) -> CommandBatch:
         return await self.inner.receive()

@@ -34,7 +34,7 @@ class TimerServiceProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "timer_service", *self.arguments],
             cwd=self.folder,
-            env={**clean, "TIMER_LOG_FORMAT": "json", **self.settings},
+            env={**clean, "TIMER_LOG_FORMAT": "json", "TIMER_HTTP_PORT": "0", **self.settings},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

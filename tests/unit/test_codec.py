@@ -13,6 +13,7 @@ from tests.support.timers import ACME, at, call, correlation, reached
 from timer_service.adapters.codec import Subjects, decode_command, encode_dead_letter, encode_event
 from timer_service.domain.errors import CommandRefused, RefusalReason
 from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, TenantId
+from timer_service.ports.event_bus import Refusal
 
 SUBJECTS = Subjects("timer")
 PLACE = Position(1, 7)
@@ -52,6 +53,7 @@ def test_subjects_stand_under_the_prefix() -> None:
         ("timer.commands.acme.ScheduleTimer", "acme"),
         ("timer.commands.acme.what.ever", "acme"),
         ("timer.commands.acme", "acme"),
+        ("timer.commands.ScheduleTimer", None),
         ("timer.commands.b@d.ScheduleTimer", None),
         ("timer.commands." + "x" * 65 + ".ScheduleTimer", None),
         ("timer.commands..ScheduleTimer", None),
@@ -211,10 +213,8 @@ def letter(
     body: bytes, max_bytes: int = 1_000_000, *, detail: str = "broken", subject: str = "timer.commands.acme.X"
 ) -> bytes:
     return encode_dead_letter(
-        CommandRefused(RefusalReason.INVALID, detail),
-        subject=subject,
+        Refusal(RefusalReason.INVALID, detail, subject, 7),
         stream="TIMER_COMMANDS",
-        sequence=7,
         received_at=at(0.5),
         body=body,
         max_bytes=max_bytes,
@@ -239,10 +239,8 @@ def test_a_letter_tells_what_was_wrong_where_and_with_what() -> None:
 @pytest.mark.parametrize("reason", RefusalReason)
 def test_a_letter_names_each_reason_by_its_word(reason: RefusalReason) -> None:
     written = encode_dead_letter(
-        CommandRefused(reason, "x"),
-        subject="s",
+        Refusal(reason, "x", "s", 1),
         stream="S",
-        sequence=1,
         received_at=at(0),
         body=b"",
         max_bytes=999,

@@ -4,6 +4,7 @@ import os
 import ssl
 from pathlib import Path
 
+import nkeys  # type: ignore[import-untyped]
 import pytest
 
 from timer_service.config import Settings, env_name, load_settings, unknown_variables
@@ -39,6 +40,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_POLLING_INTERVAL": "5000",
         "TIMER_BATCH_SIZE": "1000",
         "TIMER_PRECISE_WAKEUP": "true",
+        "TIMER_MAX_CLOCK_STEP": "1h",
         "TIMER_DB_PATH": "event_service.db",
         "TIMER_BROKER_URL": "nats://localhost:4222",
         "TIMER_BROKER_USER": "",
@@ -53,6 +55,10 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_SUBJECT_PREFIX": "timer",
         "TIMER_STREAM_REPLICAS": "1",
         "TIMER_ACK_WAIT": "10000",
+        "TIMER_RETENTION": "30d",
+        "TIMER_HTTP_HOST": "127.0.0.1",
+        "TIMER_HTTP_PORT": "8080",
+        "TIMER_METRICS_TENANTS": "0",
         "TIMER_LOG_LEVEL": "info",
         "TIMER_LOG_FORMAT": "auto",
     }
@@ -156,10 +162,10 @@ WRONG = [
     ("TIMER_BROKER_URL", "nats://:4222", SERVERS),
     ("TIMER_BROKER_URL", "nats://host:port", SERVERS),
     ("TIMER_BROKER_URL", "nats://host:99999", SERVERS),
-    ("TIMER_BROKER_CREDS", "/no/such/file", READABLE),
-    ("TIMER_BROKER_NKEY", "/no/such/file", READABLE),
-    ("TIMER_BROKER_NKEY", "/", READABLE),
-    ("TIMER_BROKER_TLS_CA", "/no/such/file", READABLE),
+    ("TIMER_BROKER_CREDS", "/no/such/file", f"{READABLE}, with a JWT and a seed"),
+    ("TIMER_BROKER_NKEY", "/no/such/file", f"{READABLE}, with an NKey seed"),
+    ("TIMER_BROKER_NKEY", "/", f"{READABLE}, with an NKey seed"),
+    ("TIMER_BROKER_TLS_CA", "/no/such/file", f"{READABLE}, with PEM certificates"),
     ("TIMER_BROKER_TLS_CERT", "/no/such/file", READABLE),
     ("TIMER_BROKER_TLS_KEY", "/no/such/file", READABLE),
     ("TIMER_JETSTREAM_DOMAIN", "a.b", "letters, digits, _ and -"),
@@ -218,8 +224,8 @@ def test_a_dotenv_file_that_is_no_text_is_a_wrong_configuration(tmp_path: Path) 
             "only one of TIMER_BROKER_USER, TIMER_BROKER_TOKEN may be set",
         ),
         (
-            {"TIMER_BROKER_CREDS": "a.file", "TIMER_BROKER_NKEY": "a.file"},
-            "only one of TIMER_BROKER_CREDS, TIMER_BROKER_NKEY may be set",
+            {"TIMER_BROKER_CREDS": "a.file", "TIMER_BROKER_TOKEN": "t"},
+            "only one of TIMER_BROKER_TOKEN, TIMER_BROKER_CREDS may be set",
         ),
         (
             {"TIMER_BROKER_TLS_CERT": "a.file"},
@@ -234,7 +240,8 @@ def test_a_dotenv_file_that_is_no_text_is_a_wrong_configuration(tmp_path: Path) 
 def test_settings_that_do_not_go_together_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], text: str
 ) -> None:
-    (tmp_path / "a.file").write_text("")
+    (tmp_path / "a.file").write_text("BEGIN NATS USER JWT and BEGIN USER NKEY SEED")
+    (tmp_path / "seed.file").write_bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER))
 
     assert complaint(monkeypatch, **variables) == text
 
@@ -307,13 +314,14 @@ def test_servers_alone_need_no_credentials(monkeypatch: pytest.MonkeyPatch) -> N
         ),
         ({"TIMER_BROKER_TOKEN": SECRET}, {"token": SECRET}),
         ({"TIMER_BROKER_CREDS": "a.file"}, {"user_credentials": "a.file"}),
-        ({"TIMER_BROKER_NKEY": "a.file"}, {"nkeys_seed": "a.file"}),
+        ({"TIMER_BROKER_NKEY": "seed.file"}, {"nkeys_seed": "seed.file"}),
     ],
 )
 def test_each_way_to_prove_who_we_are_reaches_the_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], options: dict[str, str]
 ) -> None:
-    (tmp_path / "a.file").write_text("")
+    (tmp_path / "a.file").write_text("BEGIN NATS USER JWT and BEGIN USER NKEY SEED")
+    (tmp_path / "seed.file").write_bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER))
 
     settings = load(monkeypatch, **variables)
 
@@ -364,18 +372,20 @@ def test_a_client_certificate_is_taken_with_its_key(monkeypatch: pytest.MonkeyPa
     assert isinstance(options["tls"], ssl.SSLContext)
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"TIMER_BROKER_TLS_CA": "a.file"},
-        {"TIMER_BROKER_TLS_CERT": "a.file", "TIMER_BROKER_TLS_KEY": "a.file"},
-    ],
-)
-def test_tls_files_that_are_no_certificates_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
+def test_a_ca_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.file").write_text("not a certificate")
+
+    with pytest.raises(
+        InvalidConfiguration, match="TIMER_BROKER_TLS_CA='a.file': must be .* PEM certificates"
+    ):
+        load(monkeypatch, TIMER_BROKER_TLS_CA="a.file")
+
+
+def test_a_certificate_and_key_that_are_none_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a.file").write_text("not a certificate")
-    settings = load(monkeypatch, **variables)
+    settings = load(monkeypatch, TIMER_BROKER_TLS_CERT="a.file", TIMER_BROKER_TLS_KEY="a.file")
 
     with pytest.raises(InvalidConfiguration) as caught:
         settings.nats_connect_options()

@@ -55,7 +55,10 @@ async def test_commands_are_kept_and_acknowledged() -> None:
     report = await desk.work()
 
     assert report == ScheduleReport(
-        outcomes=Counter({Outcome.SCHEDULED: 2}), refusals=[], redelivered=0, nearest_due_at=at(30)
+        commands=Counter({("ScheduleTimer", Outcome.SCHEDULED): 2}),
+        refusals=[],
+        redelivered=0,
+        nearest_due_at=at(30),
     )
     assert desk.store.timers == {
         (ACME, call("order-1")): scheduled_timer("order-1", 60, number=1),
@@ -73,7 +76,11 @@ async def test_a_batch_is_one_call_to_the_store_in_the_order_of_the_stream() -> 
     report = await desk.work()
 
     assert desk.store.calls == ["apply"]
-    assert report.outcomes == Counter([Outcome.SCHEDULED, Outcome.RESCHEDULED, Outcome.CANCELLED])
+    assert report.commands == {
+        ("ScheduleTimer", Outcome.SCHEDULED): 1,
+        ("ScheduleTimer", Outcome.RESCHEDULED): 1,
+        ("CancelTimer", Outcome.CANCELLED): 1,
+    }
     assert desk.store.timers[ACME, call("order-1")].state is TimerState.CANCELLED
 
 
@@ -87,7 +94,10 @@ async def test_only_a_due_time_that_was_set_counts_as_the_nearest() -> None:
 
     report = await desk.work()
 
-    assert report.outcomes == Counter({Outcome.UNCHANGED: 1, Outcome.SCHEDULED: 2})
+    assert report.commands == {
+        ("ScheduleTimer", Outcome.UNCHANGED): 1,
+        ("ScheduleTimer", Outcome.SCHEDULED): 2,
+    }
     assert report.nearest_due_at == at(60)
 
 
@@ -98,7 +108,10 @@ async def test_a_batch_of_cancels_has_no_nearest_due_time() -> None:
     report = await desk.work()
 
     assert report == ScheduleReport(
-        outcomes=Counter({Outcome.NOT_FOUND: 1}), refusals=[], redelivered=0, nearest_due_at=None
+        commands=Counter({("CancelTimer", Outcome.NOT_FOUND): 1}),
+        refusals=[],
+        redelivered=0,
+        nearest_due_at=None,
     )
     assert desk.bus.pending == {}
 
@@ -113,7 +126,7 @@ async def test_what_is_no_command_is_set_aside_and_the_rest_is_kept() -> None:
     assert [(r.reason, r.subject, r.sequence) for r in report.refusals] == [
         (RefusalReason.NOT_JSON, "timer.commands.acme.ScheduleTimer", sequence)
     ]
-    assert report.outcomes == Counter({Outcome.SCHEDULED: 1})
+    assert report.commands == {("ScheduleTimer", Outcome.SCHEDULED): 1}
     assert list(desk.bus.letters) == [sequence]
     assert desk.bus.pending == {}
 
@@ -126,7 +139,7 @@ async def test_a_batch_without_a_command_never_reaches_the_store() -> None:
 
     refusal = report.refusals[0]
     assert report == ScheduleReport(
-        outcomes=Counter(),
+        commands=Counter(),
         refusals=[Refusal(RefusalReason.NOT_JSON, refusal.detail, refusal.subject, sequence)],
         redelivered=0,
         nearest_due_at=None,
@@ -157,7 +170,10 @@ async def test_a_lost_acknowledgement_repeats_commands_without_effect() -> None:
     report = await desk.work()
 
     assert report == ScheduleReport(
-        outcomes=Counter({Outcome.SUPERSEDED: 1}), refusals=[], redelivered=1, nearest_due_at=None
+        commands=Counter({("ScheduleTimer", Outcome.SUPERSEDED): 1}),
+        refusals=[],
+        redelivered=1,
+        nearest_due_at=None,
     )
     assert desk.store.timers == kept
     assert desk.bus.pending == {}
@@ -191,7 +207,10 @@ async def test_letters_wait_while_the_broker_is_away_and_commands_do_not() -> No
     report = await schedule_timers(batch=batch, store=desk.store, clock=desk.clock, retry=no_retry)
 
     assert report == ScheduleReport(
-        outcomes=Counter({Outcome.SCHEDULED: 1}), refusals=[], redelivered=0, nearest_due_at=at(60)
+        commands=Counter({("ScheduleTimer", Outcome.SCHEDULED): 1}),
+        refusals=[],
+        redelivered=0,
+        nearest_due_at=at(60),
     )
     assert desk.bus.letters == {}
     assert 1 in desk.bus.pending

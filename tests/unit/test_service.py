@@ -18,6 +18,7 @@ from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import TimerState
+from timer_service.observability import Metrics
 from timer_service.ports.event_bus import Published, PublishResult
 from timer_service.service import Service, run_service
 
@@ -51,6 +52,7 @@ class Rig:
             chance=lambda: chance,
             poll_interval_s=POLL_S,
             batch_size=batch_size,
+            metrics=Metrics(),
             precise_wakeup=precise_wakeup,
         )
 

@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from tests.support.documents import code_words, table
-from timer_service import cli
+from timer_service.cli import exits
+from timer_service.cli.main import _parser
 from timer_service.config import Settings, env_name
 
 README = "README.md"
@@ -36,7 +37,7 @@ def test_the_readme_lists_every_command_and_its_options() -> None:
 def test_the_readme_lists_every_exit_code() -> None:
     described = [int(row["exit code"]) for row in table(README, "exit code")]
 
-    assert described == sorted(value for name, value in vars(cli).items() if name.startswith("EXIT_"))
+    assert described == sorted(value for name, value in vars(exits).items() if name.startswith("EXIT_"))
 
 
 def _default(value: Any) -> str:
@@ -49,11 +50,15 @@ def _allowed(extra: Any) -> str:
     return str(extra["allowed"])
 
 
-def _commands() -> dict[str, argparse.ArgumentParser]:
-    for action in cli._parser()._actions:
+def _commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
+    """Return every command, and every action of a command that has some, by its words."""
+    found = {}
+    for action in (parser or _parser())._actions:
         if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    raise AssertionError("the command line has no commands")
+            for name, command in action.choices.items():
+                actions = _commands(command)
+                found |= {f"{name} {word}": inner for word, inner in actions.items()} or {name: command}
+    return found
 
 
 def _options(parser: argparse.ArgumentParser) -> set[str]:

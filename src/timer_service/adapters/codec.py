@@ -5,6 +5,7 @@ Shared by every bus adapter, so that each refuses and accepts exactly the same.
 
 import base64
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,10 +20,15 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     TenantId,
+    Trace,
     epoch_ms,
 )
+from timer_service.domain.timer import Timer
+from timer_service.ports.event_bus import Refusal
 
 UNKNOWN_TENANT: Final = "_"
+MAX_LETTER_BODY_BYTES: Final = wire.MAX_COMMAND_BYTES
+"""What is larger than any command need not be kept whole."""
 _WORST_JSON_GROWTH: Final = 6
 _LETTER_OVERHEAD: Final = 16_384
 _MAX_DETAIL: Final = 2_000
@@ -50,21 +56,45 @@ class Subjects:
         """Return where the dead letters of a tenant go."""
         return f"{self._prefix}.deadletter.{tenant_id or UNKNOWN_TENANT}"
 
+    def api(self, tenant_id: str, endpoint: str) -> str:
+        """Return where a tenant calls an endpoint of the API."""
+        return f"{self._prefix}.api.{tenant_id}.{endpoint}"
+
+    @property
+    def status(self) -> str:
+        """Where an operator asks how the service is."""
+        return f"{self._prefix}.status"
+
+    @property
+    def clock_accept(self) -> str:
+        """Where an operator confirms a leap of the wall clock."""
+        return f"{self._prefix}.clock.accept"
+
     def tenant_of(self, command_subject: str) -> str | None:
         """Return the tenant that a command subject names, where it names one."""
-        tenant, _, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
-        return tenant if wire.is_tenant_id(tenant) else None
+        tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
+        # A lone last token may be a type whose tenant was left out.
+        known = wire.is_tenant_id(tenant) and (dot or tenant not in wire.COMMAND_TYPES)
+        return tenant if known else None
 
 
-def decode_command(subjects: Subjects, subject: str, body: bytes, position: Position) -> Command:
+def decode_command(
+    subjects: Subjects,
+    subject: str,
+    body: bytes,
+    position: Position,
+    headers: Mapping[str, str] | None = None,
+) -> Command:
     """Return the command in a message, or raise CommandRefused with the reason."""
     try:
-        return _decode(subjects, subject, body, position)
+        return _decode(subjects, subject, body, position, headers)
     except wire.WireError as error:
         raise CommandRefused(RefusalReason(error.kind), error.detail[:_MAX_DETAIL]) from error
 
 
-def _decode(subjects: Subjects, subject: str, body: bytes, position: Position) -> Command:
+def _decode(
+    subjects: Subjects, subject: str, body: bytes, position: Position, headers: Mapping[str, str] | None
+) -> Command:
     tenant_id, command_type = _read_subject(subjects, subject)
     envelope = wire.read_envelope(body)
     if envelope.type not in wire.COMMAND_TYPES:
@@ -83,7 +113,9 @@ def _decode(subjects: Subjects, subject: str, body: bytes, position: Position) -
     tenant, service_call = TenantId(tenant_id), ServiceCallId(payload.service_call_id)
     if isinstance(payload, wire.ScheduleTimerPayload):
         correlation = envelope.correlation_id and CorrelationId(envelope.correlation_id)
-        return ScheduleTimer(tenant, service_call, payload.due_at, correlation or None, position)
+        return ScheduleTimer(
+            tenant, service_call, payload.due_at, correlation or None, position, read_trace(headers)
+        )
     return CancelTimer(tenant, service_call, position)
 
 
@@ -113,29 +145,66 @@ def encode_event(event: DueTimeReached, message_id: Any) -> bytes:
     )
 
 
+def read_trace(headers: Mapping[str, str] | None) -> Trace | None:
+    """Return the trace context that the headers carry."""
+    found = wire.read_trace(headers)
+    return Trace(*found) if found else None
+
+
+def event_headers(event: DueTimeReached, message_id: str) -> dict[str, str]:
+    """Return the headers of an event: its own id, and the trace of its command."""
+    headers = {"Nats-Msg-Id": message_id}
+    if event.trace is not None:
+        headers["traceparent"] = event.trace.parent
+        if event.trace.state is not None:
+            headers["tracestate"] = event.trace.state
+    return headers
+
+
+def timer_fields(timer: Timer) -> dict[str, Any]:
+    """Return a timer as the API shows it; what is not set is absent."""
+    fields = {
+        "tenantId": timer.tenant_id,
+        "serviceCallId": timer.service_call_id,
+        "state": timer.state.value,
+        "dueAt": _shown(timer.due_at),
+        "generation": timer.generation,
+        "registeredAt": _shown(timer.registered_at),
+        "correlationId": timer.correlation_id,
+        "reachedAt": _shown(timer.reached_at),
+        "cancelledAt": _shown(timer.cancelled_at),
+        "traceparent": timer.trace.parent if timer.trace else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _shown(moment: datetime | None) -> str | None:
+    return None if moment is None else wire.format_time(moment)
+
+
 def encode_dead_letter(
-    refusal: CommandRefused,
+    refusal: Refusal,
     *,
-    subject: str,
     stream: str,
-    sequence: int,
     received_at: datetime,
     body: bytes,
     max_bytes: int,
 ) -> bytes:
-    """Return a dead letter of at most `max_bytes`; a body too large for it is cut."""
+    """Return a dead letter of at most `max_bytes`; a body too large for a letter is cut."""
     letter: dict[str, Any] = {
         "reason": refusal.reason.value,
         "detail": refusal.detail,
-        "subject": subject,
+        "subject": refusal.subject,
         "stream": stream,
-        "sequence": sequence,
+        "sequence": refusal.sequence,
         "receivedAt": wire.format_time(received_at),
     }
-    whole = _json({**letter, **_readable(body)})
-    if len(whole) <= max_bytes:
-        return whole
-    kept = body[: max(0, max_bytes - _LETTER_OVERHEAD) // _WORST_JSON_GROWTH]
+    if len(body) <= MAX_LETTER_BODY_BYTES:
+        whole = _json({**letter, **_readable(body)})
+        if len(whole) <= max_bytes:
+            return whole
+    room = max(0, max_bytes - _LETTER_OVERHEAD) // _WORST_JSON_GROWTH
+    kept = body[: min(room, MAX_LETTER_BODY_BYTES)]
     return _json({**letter, **_readable(kept, cut=True), "bodyTruncated": True})
 
 

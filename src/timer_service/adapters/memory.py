@@ -1,6 +1,7 @@
 """A store and a bus in memory, with the promises of the real ones but durability."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import Published, PublishResult, Refusal
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerKey, TimerQuery
+from timer_service.ports.timer_store import (
+    NOTHING_HELD_BACK,
+    Claim,
+    HeldBack,
+    StoreCounts,
+    TimerKey,
+    TimerQuery,
+)
 
 _LETTER_BYTES = 1_000_000
 
@@ -30,12 +38,16 @@ class MemoryTimerStore:
 
     def __init__(self) -> None:
         self.timers: dict[TimerKey, Timer] = {}
+        self._claimed: set[TimerKey] = set()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
-        """Apply the domain's rules in order."""
+        """Apply the domain's rules in order; a timer that is being fired is not open to calls."""
         outcomes = []
         for command in commands:
             key = (command.tenant_id, command.service_call_id)
+            if command.is_call and key in self._claimed:
+                outcomes.append(Outcome.DUE)
+                continue
             self.timers[key], outcome = rules.apply(self.timers.get(key), command, now)
             outcomes.append(outcome)
         return outcomes
@@ -47,7 +59,7 @@ class MemoryTimerStore:
         """Return what is due, in turns between tenants where it is more than the limit."""
         due = sorted(
             (
-                DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id)
+                DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.trace)
                 for key, t in self.timers.items()
                 if t.state is TimerState.SCHEDULED and t.due_at is not None and t.due_at <= now
                 if t.tenant_id not in held_back.tenants and key not in held_back.timers
@@ -55,7 +67,11 @@ class MemoryTimerStore:
             key=_by_due_time,
         )
         claimed = due if len(due) <= limit else sorted(_in_turns(due)[:limit], key=_by_due_time)
-        yield _MemoryClaim(self.timers, claimed, len(due) > limit)
+        self._claimed = {(timer.tenant_id, timer.service_call_id) for timer in claimed}
+        try:
+            yield _MemoryClaim(self.timers, claimed, len(due) > limit)
+        finally:
+            self._claimed = set()
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
@@ -89,6 +105,20 @@ class MemoryTimerStore:
             del self.timers[key]
         return len(old)
 
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count what there is."""
+        scheduled = [t.due_at for t in self.timers.values() if t.state is TimerState.SCHEDULED and t.due_at]
+        overdue = [due_at for due_at in scheduled if due_at <= now]
+        return StoreCounts(
+            pending=len(scheduled),
+            overdue=len(overdue),
+            oldest_overdue_at=min(overdue, default=None),
+            next_due_at=await self.next_due_at(now),
+            file_bytes=0,
+            log_bytes=0,
+            free_bytes=sys.maxsize,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _MemoryClaim:
@@ -100,9 +130,10 @@ class _MemoryClaim:
         marked = 0
         for event in events:
             key = (event.tenant_id, event.service_call_id)
-            before = self._timers[key]
-            self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
-            marked += self._timers[key] is not before
+            before = self._timers.get(key)
+            if before is not None:
+                self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
+                marked += self._timers[key] is not before
         return marked
 
 
@@ -154,6 +185,17 @@ class MemoryEventBus:
         self._queue.put_nowait(message)
         return message.sequence
 
+    @property
+    def problem(self) -> str | None:
+        """Say why nothing can be sent or received now."""
+        return None if self.connected else "the broker is away"
+
+    async def last_position(self) -> Position:
+        """Return the position of the newest command."""
+        if not self.connected:
+            raise BusUnavailable("the broker is away")
+        return Position(self.stream_created_us, self._last_sequence)
+
     def redeliver(self) -> None:
         """Deliver again whatever was delivered but not acknowledged."""
         for message in self.pending.values():
@@ -185,7 +227,7 @@ class _MemoryBatch:
     def __init__(self, bus: MemoryEventBus, messages: Sequence[_Message]) -> None:
         self._bus = bus
         self._accepted: list[_Message] = []
-        self._refused: list[tuple[_Message, CommandRefused]] = []
+        self._refused: list[tuple[_Message, Refusal]] = []
         self.commands: list[Command] = []
         self.redelivered = sum(message.deliveries > 0 for message in messages)
         for message in messages:
@@ -196,7 +238,8 @@ class _MemoryBatch:
                     codec.decode_command(bus.subjects, message.subject, message.body, position)
                 )
                 self._accepted.append(message)
-            except CommandRefused as refusal:
+            except CommandRefused as error:
+                refusal = Refusal(error.reason, error.detail, message.subject, message.sequence)
                 self._refused.append((message, refusal))
 
     async def acknowledge(self) -> None:
@@ -209,9 +252,7 @@ class _MemoryBatch:
         for message, refusal in self._refused:
             letter = codec.encode_dead_letter(
                 refusal,
-                subject=message.subject,
                 stream="TIMER_COMMANDS",
-                sequence=message.sequence,
                 received_at=self._bus.clock.now(),
                 body=message.body,
                 max_bytes=_LETTER_BYTES,
@@ -219,4 +260,4 @@ class _MemoryBatch:
             subject = self._bus.subjects.dead_letter(self._bus.subjects.tenant_of(message.subject))
             self._bus.letters.setdefault(message.sequence, (subject, letter))
             self._bus.pending.pop(message.sequence, None)
-        return [Refusal(r.reason, r.detail, m.subject, m.sequence) for m, r in self._refused]
+        return [refusal for _, refusal in self._refused]

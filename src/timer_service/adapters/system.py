@@ -3,17 +3,79 @@
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import structlog
 
 from timer_service.domain.messages import EPOCH
 
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+log = structlog.get_logger(__name__)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _boot_ms() -> int:
+    """Return the milliseconds since the machine started, its sleep included; nobody can set this clock."""
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+
 
 class SystemClock:
-    """The wall clock of this machine."""
+    """The wall clock of this machine, but not its sudden leaps into the future.
+
+    Where the wall clock steps forward by more than `max_step` while the boot clock does not, the time goes
+    on as before until a person confirms the step: timers that fired too early cannot be called back. A step
+    backward is taken at once: it makes timers late at worst.
+    """
+
+    def __init__(
+        self,
+        max_step: timedelta | None = None,
+        *,
+        wall_ms: Callable[[], int] = _wall_ms,
+        boot_ms: Callable[[], int] = _boot_ms,
+    ) -> None:
+        self._wall_ms = wall_ms
+        self._boot_ms = boot_ms
+        self._max_step_ms = None if max_step is None else max_step // timedelta(milliseconds=1)
+        self._offset_ms = wall_ms() - boot_ms()
+        self._held_ms = 0
 
     def now(self) -> datetime:
         """Return the present moment, cut down to the millisecond."""
-        return EPOCH + timedelta(milliseconds=time.time_ns() // 1_000_000)
+        boot_ms = self._boot_ms()
+        offset_ms = self._wall_ms() - boot_ms
+        step_ms = offset_ms - self._offset_ms
+        if self._max_step_ms is not None and step_ms > self._max_step_ms:
+            if not self._held_ms:
+                log.error("clock.step_held", step_s=step_ms / 1000)
+            self._held_ms = step_ms
+        else:
+            self._offset_ms = offset_ms
+            self._held_ms = 0
+        return EPOCH + timedelta(milliseconds=boot_ms + self._offset_ms)
+
+    @property
+    def problem(self) -> str | None:
+        """Say which step of the wall clock is held back."""
+        if not self._held_ms:
+            return None
+        return (
+            f"the wall clock leapt forward by {self._held_ms / 1000:g} s and is not followed: "
+            "if it is right now, confirm with `timer-service clock accept`"
+        )
+
+    def accept_step(self) -> float:
+        """Follow the wall clock as it is now; return the seconds of the step."""
+        held_ms, self._held_ms = self._held_ms, 0
+        self._offset_ms = self._wall_ms() - self._boot_ms()
+        log.warning("clock.step_accepted", step_s=held_ms / 1000)
+        return held_ms / 1000
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
         """Return when the event is set or the time has passed."""

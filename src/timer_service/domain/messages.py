@@ -23,6 +23,14 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """The W3C trace context of a command, carried to its event."""
+
+    parent: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleTimer:
     """Wake me at this time; a repeated command moves the time."""
 
@@ -31,6 +39,9 @@ class ScheduleTimer:
     due_at: datetime
     correlation_id: CorrelationId | None
     position: Position
+    trace: Trace | None = None
+    is_call: bool = False
+    """Whether somebody waits for the answer; such a command is not in the stream itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class CancelTimer:
     tenant_id: TenantId
     service_call_id: ServiceCallId
     position: Position
+    is_call: bool = False
 
 
 Command = ScheduleTimer | CancelTimer
@@ -55,6 +67,7 @@ class DueTimeReached:
     reached_at: datetime
     generation: int
     correlation_id: CorrelationId | None
+    trace: Trace | None = None
 
     @property
     def id(self) -> UUID:

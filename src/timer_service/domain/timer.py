@@ -21,6 +21,7 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     TenantId,
+    Trace,
 )
 
 
@@ -45,6 +46,8 @@ class Outcome(StrEnum):
     """A cancel of a timer that was never scheduled; it is remembered."""
     SUPERSEDED = "superseded"
     """An old command delivered again, or overtaken by a newer one."""
+    DUE = "due"
+    """A call that came when the timer was due: whether its event is out is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Timer:
     cancelled_at: datetime | None
     position: Position
     """The newest command that was applied; an older one changes nothing."""
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,18 @@ class DueTimer:
     due_at: datetime
     generation: int
     correlation_id: CorrelationId | None
+    trace: Trace | None = None
 
     def reached(self, at: datetime) -> DueTimeReached:
         """Return the event that tells of this firing."""
         return DueTimeReached(
-            self.tenant_id, self.service_call_id, self.due_at, at, self.generation, self.correlation_id
+            self.tenant_id,
+            self.service_call_id,
+            self.due_at,
+            at,
+            self.generation,
+            self.correlation_id,
+            self.trace,
         )
 
 
@@ -89,8 +100,10 @@ def apply(timer: Timer | None, command: Command, now: datetime) -> tuple[Timer, 
         return _first(command, now)
     if timer.state is TimerState.REACHED:
         return timer, Outcome.ALREADY_REACHED
-    if command.position <= timer.position:
+    if _is_superseded(command, timer):
         return timer, Outcome.SUPERSEDED
+    if command.is_call and _is_due(timer, now):
+        return timer, Outcome.DUE
     if isinstance(command, ScheduleTimer):
         return _schedule(timer, command)
     return _cancel(timer, command, now)
@@ -101,6 +114,15 @@ def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
     if timer.state is not TimerState.SCHEDULED or timer.generation != generation:
         return timer
     return replace(timer, state=TimerState.REACHED, reached_at=at)
+
+
+def _is_superseded(command: Command, timer: Timer) -> bool:
+    # A call has the position of the newest command at its time, and counts as newer than that one.
+    return command.position < timer.position or (command.position == timer.position and not command.is_call)
+
+
+def _is_due(timer: Timer, now: datetime) -> bool:
+    return timer.state is TimerState.SCHEDULED and timer.due_at is not None and timer.due_at <= now
 
 
 def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
@@ -117,6 +139,7 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
         # A cancel of an unknown timer is remembered: the schedule that it overtook must not fire.
         cancelled_at=None if scheduled else now,
         position=command.position,
+        trace=command.trace if isinstance(command, ScheduleTimer) else None,
     )
     return timer, Outcome.SCHEDULED if scheduled else Outcome.NOT_FOUND
 
@@ -130,6 +153,7 @@ def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
         due_at=command.due_at,
         generation=timer.generation + 1 if moved else timer.generation,
         correlation_id=command.correlation_id or timer.correlation_id,
+        trace=command.trace or timer.trace,
         cancelled_at=None,
         # Also where nothing else changes: a command that this one overtook must not undo it.
         position=command.position,

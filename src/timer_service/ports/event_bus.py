@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from timer_service.domain.errors import RefusalReason
-from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.messages import Command, DueTimeReached, Position
 
 
 class Published(Enum):
@@ -67,6 +67,15 @@ class CommandBatch(Protocol):
 
 class EventBus(Protocol):
     """Commands in, events out."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be sent or received now; None where all is well."""
+        ...
+
+    async def last_position(self) -> Position:
+        """Return the position of the newest command in the stream. Raises BusUnavailable."""
+        ...
 
     async def receive(self) -> CommandBatch:
         """Wait for messages and return those at hand, at least one.

@@ -45,6 +45,22 @@ class TimerQuery:
     limit: int = 100
 
 
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """What there is in the store, for health and metrics."""
+
+    pending: int
+    """Scheduled timers, due or not."""
+    overdue: int
+    oldest_overdue_at: datetime | None
+    next_due_at: datetime | None
+    file_bytes: int
+    log_bytes: int
+    """The write-ahead log."""
+    free_bytes: int
+    """Space left where the store lies."""
+
+
 class Claim(Protocol):
     """A batch of due timers that is ours until the claim is left."""
 
@@ -74,7 +90,8 @@ class TimerStore(Protocol):
         """Apply commands in the given order, all in one durable transaction, and say what each did.
 
         Repeating it changes nothing: a command that is not newer than the last one applied to its timer
-        is superseded. Raises TransientError with nothing applied, as far as one can know.
+        is superseded. A call, which comes alone, never changes a timer that is claimed or due: its outcome
+        is then DUE. Raises TransientError with nothing applied, as far as one can know.
         """
         ...
 
@@ -106,6 +123,10 @@ class TimerStore(Protocol):
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete up to `limit` timers that were reached or cancelled before a moment, oldest first.
 
-        Returns how many were deleted.
+        Returns how many were deleted. Space that becomes free is used again.
         """
+        ...
+
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count what there is, without holding up anything else."""
         ...

@@ -19,7 +19,8 @@ _SETS_A_DUE_TIME = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
 class ScheduleReport:
     """What one batch of commands did."""
 
-    outcomes: Counter[Outcome]
+    commands: Counter[tuple[str, Outcome]]
+    """How many commands of which type did what."""
     refusals: Sequence[Refusal]
     redelivered: int
     nearest_due_at: datetime | None
@@ -43,7 +44,7 @@ async def schedule_timers(
         if outcome in _SETS_A_DUE_TIME and isinstance(command, ScheduleTimer)
     )
     return ScheduleReport(
-        outcomes=Counter(outcomes),
+        commands=Counter(zip((type(c).__name__ for c in batch.commands), outcomes, strict=True)),
         refusals=refusals,
         redelivered=batch.redelivered,
         nearest_due_at=min(due_times, default=None),

@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import structlog
@@ -14,8 +15,11 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
+from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
+from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.publisher import Outgoing, Publisher
 from timer_service.adapters.nats.pull import CommandPull, read_delivery
 from timer_service.adapters.nats.streams import (
@@ -24,10 +28,12 @@ from timer_service.adapters.nats.streams import (
     ensure_consumer,
     ensure_streams,
 )
+from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.domain.errors import BrokerRefused, BusUnavailable, CommandRefused
 from timer_service.domain.messages import EPOCH, Command, DueTimeReached, Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.timer_calls import TimerCalls
 
 MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
@@ -43,6 +49,8 @@ ANSWER_TIMEOUT_S: Final = 5
 CLOSE_TIMEOUT_S: Final = 2.0
 LETTER_RETRY_S: Final = 5
 LETTER_MARGIN_BYTES: Final = 1_024
+MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
+MAX_LETTERS_BYTES: Final = 4 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -60,20 +68,6 @@ class NatsOptions:
     ack_wait_s: float = 10.0
 
 
-@asynccontextmanager
-async def open_nats_bus(
-    options: NatsOptions, clock: Clock, chance: Callable[[], float]
-) -> AsyncIterator["NatsEventBus"]:
-    """Keep a session with the broker in the background for as long as the context lasts."""
-    bus = NatsEventBus(options, clock, chance)
-    async with asyncio.TaskGroup() as tasks:
-        keeper = tasks.create_task(bus.keep_session(), name="nats.keep_session")
-        try:
-            yield bus
-        finally:
-            keeper.cancel()
-
-
 @dataclass(frozen=True, slots=True)
 class _Incoming:
     """A message that was delivered to us: a command, or why it is none."""
@@ -82,7 +76,9 @@ class _Incoming:
     position: Position
     redelivered: bool
     command: Command | None
-    refused: tuple[CommandRefused, str, bytes] | None
+    refusal: Refusal | None = None
+    body: bytes = b""
+    """Kept only of what is refused."""
 
 
 class NatsEventBus:
@@ -92,8 +88,15 @@ class NatsEventBus:
     path serves the first connect, a broker restart, expired credentials and a half-dead socket alike.
     """
 
-    def __init__(self, options: NatsOptions, clock: Clock, chance: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: NatsOptions,
+        clock: Clock,
+        chance: Callable[[], float],
+        connected: Callable[[], None] = lambda: None,
+    ) -> None:
         self._options = options
+        self._connected = connected
         self._clock = clock
         self._chance = chance
         self._subjects = codec.Subjects(options.prefix)
@@ -103,18 +106,67 @@ class NatsEventBus:
         self._pull: CommandPull | None = None
         self._stream_created_us: int | None = None
         self._buffer: deque[_Incoming] = deque()
+        self._buffered_bytes = 0
         self._arrived = asyncio.Event()
+        self._stopping = False
         self._session_over = asyncio.Event()
+        self._stream_missing = asyncio.Event()
         self._known_servers: set[str] = set()
+        self._api: TimerApi | None = None
         self._connecting = False
         self._connected_before = False
         self._told: str | None = None
         self._warned: set[str] = set()
 
+    @asynccontextmanager
+    async def running(self, calls: TimerCalls | None = None) -> AsyncIterator[None]:
+        """Keep a session with the broker in the background, and answer calls where someone can."""
+        async with asyncio.TaskGroup() as tasks:
+            if calls is not None:
+                self._api = TimerApi(calls, self._subjects, tasks)
+            keeper = tasks.create_task(self._keep_session(), name="nats.keep_session")
+            try:
+                yield
+            finally:
+                await self._give_back()
+                # A flag as well, because nats-py swallows a cancellation now and then.
+                self._stopping = True
+                self._session_over.set()
+                keeper.cancel()
+
+    async def _give_back(self) -> None:
+        """Let the broker deliver what we have not begun with to whoever comes next, at once."""
+        await self.answer([(message, b"-NAK") for message in self._buffer])
+        self._buffer.clear()
+
     @property
-    def is_connected(self) -> bool:
-        """Tell whether the broker is there and its streams and consumer are in place."""
-        return self._client is not None and self._pull is not None
+    def problem(self) -> str | None:
+        """Why nothing can be sent or received now: no broker, or no streams and consumer on it."""
+        if self._client is not None and self._pull is not None:
+            return None
+        return self._told or "not connected yet"
+
+    @property
+    def server(self) -> str | None:
+        """The server that we are connected to, with its version."""
+        client = self._client
+        if client is None or client.connected_url is None:
+            return None
+        version = client.connected_server_version
+        address = client.connected_url.netloc.rpartition("@")[2]
+        return f"{address} ({version.major}.{version.minor}.{version.patch})"
+
+    async def last_position(self) -> Position:
+        """Ask the broker for the newest command in the stream."""
+        client, created_us = self._client, self._stream_created_us
+        if client is None or created_us is None:
+            raise BusUnavailable(self._told or "not connected to the broker yet")
+        jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
+        try:
+            info = await jetstream.stream_info(self._names.commands)
+        except (NatsError, OSError) as error:
+            raise BusUnavailable(f"the command stream does not answer: {_reason(error)}") from error
+        return Position(_microseconds(info.created) or created_us, info.state.last_seq)
 
     async def receive(self) -> "_NatsBatch":
         """Wait for messages and return those at hand, at least one and at most a batch."""
@@ -126,7 +178,12 @@ class NatsEventBus:
                 await self._pull.top_up()
         # Taken without an await, so that cancelling loses nothing.
         count = min(len(self._buffer), self._options.batch_size)
-        return _NatsBatch(self, [self._buffer.popleft() for _ in range(count)])
+        messages = [self._buffer.popleft() for _ in range(count)]
+        self._buffered_bytes -= sum(len(message.body) for message in messages)
+        return _NatsBatch(self, messages)
+
+    def _has_room(self) -> bool:
+        return len(self._buffer) < 2 * self._options.batch_size and self._buffered_bytes < MAX_BUFFERED_BYTES
 
     async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
         """Publish all events, then wait for their confirmations."""
@@ -139,15 +196,15 @@ class NatsEventBus:
                 Outgoing(
                     self._subjects.event(event.tenant_id),
                     codec.encode_event(event, message_id),
-                    str(message_id),
+                    codec.event_headers(event, str(message_id)),
                 )
             )
         return await self._publisher.publish(outgoing)
 
-    async def keep_session(self) -> None:
-        """Connect, stay connected, connect again; for ever."""
+    async def _keep_session(self) -> None:
+        """Connect, stay connected, connect again; until we stop."""
         pause = FIRST_RETRY_S
-        while True:
+        while not self._stopping:
             try:
                 client = await self._connect()
             except (NatsError, OSError, TimeoutError) as error:
@@ -163,7 +220,7 @@ class NatsEventBus:
                 await _close(client)
 
     async def _connect(self) -> Client:
-        client = _TolerantClient()
+        client = TolerantClient()
         servers = [*self._options.connect["servers"], *sorted(self._known_servers)]
         self._connecting = True
         try:
@@ -182,8 +239,8 @@ class NatsEventBus:
             await _close(client)
             if not self._connected_before and _is_refusal(error):
                 raise BrokerRefused(
-                    f"the broker at {', '.join(servers)} does not accept our credentials ({error}): check "
-                    "TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
+                    f"the broker at {', '.join(_public(servers))} does not accept our credentials ({error}): "
+                    "check TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
                 ) from error
             raise
         finally:
@@ -194,12 +251,12 @@ class NatsEventBus:
 
     async def _serve(self, client: Client) -> None:
         """Use one connection until it is lost."""
-        publisher = Publisher(client, stream_missing=self._session_over.set)
+        publisher = Publisher(client, stream_missing=self._stream_missing.set)
         jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
             await publisher.start()
-            pause = FIRST_RETRY_S
-            while not client.is_closed:
+            pause, answering = FIRST_RETRY_S, False
+            while not client.is_closed and not self._stopping:
                 self._session_over.clear()
                 try:
                     await self._unless_over(self._prepare(client, jetstream))
@@ -211,8 +268,12 @@ class NatsEventBus:
                 pause = FIRST_RETRY_S
                 # Only now: before the streams are there, every publication would be rejected.
                 self._client, self._publisher = client, publisher
-                self._tell_available(client)
-                await self._watch(client)
+                if self._api is not None and not answering:
+                    answering = True
+                    await self._api.serve(client)
+                    await client.flush(timeout=ANSWER_TIMEOUT_S)
+                self._tell_available()
+                await self._watch(client, jetstream)
                 await self._stop_pulling()
                 # The consumer or a stream is gone but the broker is not: do not ask too often.
                 await asyncio.sleep(RECOVERY_PAUSE_S)
@@ -224,11 +285,7 @@ class NatsEventBus:
     async def _prepare(self, client: Client, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
         options = self._options
-        stream, warnings = await ensure_streams(jetstream, self._subjects, self._names, options.replicas)
-        for warning in warnings:
-            if warning not in self._warned:
-                self._warned.add(warning)
-                log.warning("stream.unsafe", detail=warning)
+        stream = await self._ensure_streams(jetstream)
         await ensure_consumer(
             jetstream,
             self._subjects,
@@ -236,9 +293,9 @@ class NatsEventBus:
             ack_wait_s=options.ack_wait_s,
             max_ack_pending=max(MIN_ACK_PENDING, BATCHES_IN_HAND * options.batch_size),
         )
-        if stream.created is None:
+        created_us = _microseconds(stream.created)
+        if created_us is None:
             raise NatsError("the broker does not say when the command stream was created")
-        created_us = round((stream.created - EPOCH).total_seconds() * 1_000_000)
         self._stream_created_us = created_us
         prefix = f"$JS.{options.domain}.API" if options.domain else "$JS.API"
         self._pull = CommandPull(
@@ -246,14 +303,27 @@ class NatsEventBus:
             f"{prefix}.CONSUMER.MSG.NEXT.{self._names.commands}.{CONSUMER_NAME}",
             batch_size=options.batch_size,
             deliver=lambda message: self._deliver(message, created_us),
-            has_room=lambda: len(self._buffer) < 2 * options.batch_size,
+            has_room=self._has_room,
             consumer_lost=self._consumer_lost,
         )
         await self._pull.start()
 
-    async def _watch(self, client: Client) -> None:
-        """Wait until the connection, the consumer or a stream is gone; keep pulls going meanwhile."""
+    async def _ensure_streams(self, jetstream: JetStreamContext) -> StreamInfo:
+        stream, warnings = await ensure_streams(
+            jetstream, self._subjects, self._names, self._options.replicas
+        )
+        for warning in warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("stream.unsafe", detail=warning)
+        return stream
+
+    async def _watch(self, client: Client, jetstream: JetStreamContext) -> None:
+        """Wait until the connection or the consumer is gone; keep pulls going and streams in place."""
         while not self._session_over.is_set():
+            if self._stream_missing.is_set():
+                self._stream_missing.clear()
+                await self._ensure_streams(jetstream)
             await self._pause(WATCH_INTERVAL_S)
             if self._pull is not None and not self._session_over.is_set():
                 # A client can look connected on a dead socket: only an answer proves it alive.
@@ -291,14 +361,20 @@ class NatsEventBus:
     def _deliver(self, message: Msg, stream_created_us: int) -> None:
         delivery = read_delivery(message.reply)
         position = Position(stream_created_us, delivery.sequence)
-        command, refused = None, None
+        redelivered = delivery.times_delivered > 1
         try:
-            command = codec.decode_command(self._subjects, message.subject, message.data, position)
-        except CommandRefused as refusal:
-            refused = (refusal, message.subject, message.data)
-        self._buffer.append(
-            _Incoming(message.reply, position, delivery.times_delivered > 1, command, refused)
-        )
+            command = codec.decode_command(
+                self._subjects, message.subject, message.data, position, message.headers
+            )
+            incoming = _Incoming(message.reply, position, redelivered, command)
+        except CommandRefused as error:
+            # What the error says, not the error: its traceback would keep the whole message in memory.
+            refusal = Refusal(error.reason, error.detail, message.subject, delivery.sequence)
+            # One byte more than a letter holds, so that it shows as cut.
+            body = message.data[: codec.MAX_LETTER_BODY_BYTES + 1]
+            incoming = _Incoming(message.reply, position, redelivered, None, refusal, body)
+        self._buffer.append(incoming)
+        self._buffered_bytes += len(incoming.body)
         self._arrived.set()
 
     async def answer(self, replies: Sequence[tuple[_Incoming, bytes]]) -> None:
@@ -313,6 +389,14 @@ class NatsEventBus:
                     await client.publish(incoming.reply, word)
 
     async def dead_letter(self, refused: Sequence[_Incoming]) -> list[Refusal]:
+        """Write letters, a few megabytes at a time, and terminate the messages."""
+        return [
+            refusal
+            for part in _in_parts(refused, MAX_LETTERS_BYTES)
+            for refusal in await self._write_letters(part)
+        ]
+
+    async def _write_letters(self, refused: Sequence[_Incoming]) -> list[Refusal]:
         """Write letters, then terminate the messages whose letter the broker confirmed."""
         publisher, client = self._publisher, self._client
         if publisher is None or client is None:
@@ -327,26 +411,23 @@ class NatsEventBus:
         for incoming, result in zip(refused, results, strict=True):
             if result.outcome is not Published.CONFIRMED:
                 log.warning("deadletter.delayed", sequence=incoming.position.sequence, detail=result.detail)
-        return [_as_refusal(incoming) for incoming, ok in zip(refused, written, strict=True) if ok]
+        return [m.refusal for m, ok in zip(refused, written, strict=True) if ok and m.refusal is not None]
 
     def _letter(self, incoming: _Incoming, max_bytes: int) -> Outgoing:
-        assert incoming.refused is not None
-        refusal, subject, body = incoming.refused
-        position = incoming.position
+        refusal, position = incoming.refusal, incoming.position
+        assert refusal is not None
         letter = codec.encode_dead_letter(
             refusal,
-            subject=subject,
             stream=self._names.commands,
-            sequence=position.sequence,
             received_at=self._clock.now(),
-            body=body,
+            body=incoming.body,
             max_bytes=max_bytes,
         )
         # The id is the message's own place in the stream, so that a second letter is dropped.
         return Outgoing(
-            self._subjects.dead_letter(self._subjects.tenant_of(subject)),
+            self._subjects.dead_letter(self._subjects.tenant_of(refusal.subject)),
             letter,
-            f"{self._names.commands}-{position.stream_created_us}-{position.sequence}",
+            {"Nats-Msg-Id": f"{self._names.commands}-{position.stream_created_us}-{position.sequence}"},
         )
 
     def _consumer_lost(self, detail: str) -> None:
@@ -374,14 +455,10 @@ class NatsEventBus:
             )
         self._told = reason
 
-    def _tell_available(self, client: Client) -> None:
+    def _tell_available(self) -> None:
         self._told = None
-        url, version = client.connected_url, client.connected_server_version
-        log.info(
-            "broker.connected",
-            server=url.netloc.rpartition("@")[2] if url else "",
-            version=f"{version.major}.{version.minor}.{version.patch}",
-        )
+        self._connected()
+        log.info("broker.connected", server=self.server)
 
 
 class _NatsBatch:
@@ -401,20 +478,8 @@ class _NatsBatch:
         return await self._bus.dead_letter(self._refused) if self._refused else []
 
 
-class _TolerantClient(Client):
-    """A client that survives a subject which is not UTF-8; the stock one stops reading for good."""
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Msg:
-        return Msg(
-            _client=self,
-            subject=subject.decode("utf-8", "backslashreplace"),
-            reply=reply.decode("utf-8", "backslashreplace"),
-            data=data,
-            headers=headers,
-            _sid=sid,
-        )
+def _microseconds(created: datetime | None) -> int | None:
+    return None if created is None else round((created - EPOCH).total_seconds() * 1_000_000)
 
 
 async def _close(client: Client) -> None:
@@ -423,10 +488,17 @@ async def _close(client: Client) -> None:
             await client.close()
 
 
-def _as_refusal(incoming: _Incoming) -> Refusal:
-    assert incoming.refused is not None
-    refusal, subject, _ = incoming.refused
-    return Refusal(refusal.reason, refusal.detail, subject, incoming.position.sequence)
+def _in_parts(messages: Sequence[_Incoming], max_bytes: int) -> Iterator[list[_Incoming]]:
+    part: list[_Incoming] = []
+    size = 0
+    for message in messages:
+        if part and size + len(message.body) > max_bytes:
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += len(message.body)
+    if part:
+        yield part
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -437,6 +509,8 @@ def _is_refusal(error: BaseException) -> bool:
 def _reason(error: BaseException) -> str:
     if isinstance(error, NoServersError):
         return "no server answers"
+    if isinstance(error, ServiceUnavailableError):
+        return f"JetStream does not answer: is it enabled? ({error.description or 'no responders'})"
     return str(error) or type(error).__name__
 
 

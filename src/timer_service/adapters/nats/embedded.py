@@ -50,12 +50,20 @@ def find_nats_server() -> str:
 @asynccontextmanager
 async def embedded_broker(folder: Path, port: int | None = None) -> AsyncIterator[EmbeddedBroker]:
     """Run a nats-server with JetStream whose data live in the folder; stop it at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "nats.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise CriticalError(
+            f"cannot use the folder {folder}: {error.strerror}; name one with --dir"
+        ) from error
     log_path = folder / "nats-server.log"
-    lock = os.open(folder / "nats.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _lock(lock, folder)
-        broker = await _start(folder, log_path, _free_port(port), lock)
+        chosen = free_port(port) if port else free_port(USUAL_PORT, 0)
+        if chosen is None:
+            raise CriticalError(f"port {port} on {HOST} is taken: choose another one with --port")
+        broker = await _start(folder, log_path, chosen, lock)
     finally:
         os.close(lock)
     try:
@@ -75,9 +83,9 @@ def _lock(descriptor: int, folder: Path) -> None:
         ) from error
 
 
-def _free_port(port: int | None) -> int:
-    """Return the port asked for, else the usual one if it is free, else any free one."""
-    for candidate in [port] if port else [USUAL_PORT, 0]:
+def free_port(*candidates: int) -> int | None:
+    """Return the first of these ports that is free on the loopback; 0 stands for any."""
+    for candidate in candidates:
         with closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -85,7 +93,7 @@ def _free_port(port: int | None) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise CriticalError(f"port {port} on {HOST} is taken: choose another one with --port")
+    return None
 
 
 async def _start(folder: Path, log_path: Path, port: int, lock: int) -> EmbeddedBroker:

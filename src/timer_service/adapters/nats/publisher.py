@@ -15,6 +15,7 @@ from nats.errors import MaxPayloadError
 from timer_service.ports.event_bus import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
+LOOK_ALIKE_GRACE_S: Final = 0.1
 
 _CONFIRMED: Final = PublishResult(Published.CONFIRMED)
 _UNANSWERED: Final = PublishResult(Published.UNANSWERED, f"no confirmation within {CONFIRM_TIMEOUT_S:g} s")
@@ -29,7 +30,8 @@ class Outgoing:
 
     subject: str
     body: bytes
-    message_id: str
+    headers: dict[str, str]
+    """Among them Nats-Msg-Id, by which the broker drops a repetition."""
 
 
 class _Pending:
@@ -50,7 +52,7 @@ class _Pending:
 
     def settle_rest(self, result: PublishResult, subject: str | None = None) -> None:
         for index, message in enumerate(self.messages):
-            if subject is None or message.subject == subject:
+            if subject is None or message.subject.lower() == subject.lower():
                 self.settle(index, result)
 
 
@@ -70,6 +72,8 @@ class Publisher:
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
         """Send all messages and wait for what becomes of each."""
+        if not messages:
+            return []
         self._batches += 1
         number, pending = self._batches, _Pending(messages)
         self._pending[number] = pending
@@ -88,9 +92,8 @@ class Publisher:
         return [result or _DISCONNECTED for result in pending.results]
 
     async def _send(self, message: Outgoing, reply: str, pending: _Pending, index: int) -> None:
-        headers = {"Nats-Msg-Id": message.message_id}
         try:
-            await self._client.publish(message.subject, message.body, reply=reply, headers=headers)
+            await self._client.publish(message.subject, message.body, reply=reply, headers=message.headers)
         except MaxPayloadError:
             pending.settle(index, PublishResult(Published.REJECTED, "larger than the broker's max_payload"))
 
@@ -100,11 +103,18 @@ class Publisher:
             pending.settle_rest(_DISCONNECTED)
 
     def error_reported(self, error: Exception) -> None:
-        """Fail at once what the broker says we may not publish; it sends no other answer."""
+        """Fail soon what the broker says we may not publish; it sends no other answer.
+
+        Not at once: nats-py tells of errors in lower case, and the confirmation of a subject that differs
+        in case only must be given the time to come in.
+        """
         match = _FORBIDDEN.search(str(error))
         if match:
+            result = PublishResult(Published.REJECTED, str(error))
             for pending in self._pending.values():
-                pending.settle_rest(PublishResult(Published.REJECTED, str(error)), match[1])
+                asyncio.get_running_loop().call_later(
+                    LOOK_ALIKE_GRACE_S, pending.settle_rest, result, match[1]
+                )
 
     async def _on_answer(self, message: Msg) -> None:
         _, number, index = message.subject.rsplit(".", 2)

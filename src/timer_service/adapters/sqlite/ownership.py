@@ -37,5 +37,10 @@ def _lock(descriptor: int, database: Path) -> None:
             f"{database} is in use by another timer-service (process {holder}): two would fire every timer "
             "twice; stop that one, or set TIMER_DB_PATH to another file"
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot write beside {database}: {error.strerror}; free space, or change TIMER_DB_PATH"
+        ) from error

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import merge
@@ -30,19 +32,29 @@ from timer_service.domain.messages import (
     Position,
     ServiceCallId,
     TenantId,
+    Trace,
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerKey, TimerQuery
+from timer_service.ports.timer_store import (
+    NOTHING_HELD_BACK,
+    Claim,
+    HeldBack,
+    StoreCounts,
+    TimerKey,
+    TimerQuery,
+)
 
 BUSY_TIMEOUT_MS: Final = 5_000
 CACHE_KIB: Final = 16_384
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+VACUUM_PAGES: Final = 256
+"""How much freed space one purge gives back to the file system at the most: 1 MiB."""
 OLDEST_SQLITE: Final = (3, 38, 0)
 """STRICT tables came with 3.37, JSON functions in every build with 3.38."""
 
 _COLUMNS: Final = (
     "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
-    "reached_at, cancelled_at, stream_created_us, stream_sequence"
+    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
 )
 
 # The rows that a batch of commands is about, found by primary key.
@@ -56,17 +68,18 @@ CROSS JOIN timer_schedules AS t
 
 # Rows as the domain's rules left them.
 _SAVE: Final = f"""
-INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
   state = excluded.state, due_at = excluded.due_at, generation = excluded.generation,
   correlation_id = excluded.correlation_id, reached_at = excluded.reached_at,
   cancelled_at = excluded.cancelled_at, stream_created_us = excluded.stream_created_us,
-  stream_sequence = excluded.stream_sequence
+  stream_sequence = excluded.stream_sequence, traceparent = excluded.traceparent,
+  tracestate = excluded.tracestate
 """  # noqa: S608 - the column list is a constant
 
 # The poll: what is due, oldest first, without what is held back.
 FIND_DUE: Final = """
-SELECT tenant_id, service_call_id, due_at, generation, correlation_id
+SELECT tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate
 FROM timer_schedules
 WHERE state = 'Scheduled' AND due_at <= :now
   AND tenant_id NOT IN (SELECT value FROM json_each(:held_tenants))
@@ -93,7 +106,7 @@ WHERE id NOT IN (SELECT value FROM json_each(:held_tenants))
 
 # Under backlog: the oldest few of each of these tenants.
 FIND_DUE_IN_TURNS: Final = """
-SELECT t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id
+SELECT t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.traceparent, t.tracestate
 FROM json_each(:tenants) AS tenant
 CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value
@@ -145,6 +158,16 @@ DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
   LIMIT ?)
 """
 
+# For health and metrics: what is overdue, and what comes next.
+COUNT_OVERDUE: Final = """
+SELECT count(*), min(due_at),
+  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > :now)
+FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
+"""
+
+# Once; from then on the changes are counted.
+COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
+
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
 
@@ -157,33 +180,60 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
         raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: {oldest} or newer is needed")
     path = path.resolve()
     with sole_owner(path):
-        async with _connect(path) as writer:
+        async with AsyncExitStack() as stack:
             try:
                 with _translated(path):
+                    # Here and not on aiosqlite's thread, which a failing connect would leave behind.
+                    sqlite3.connect(_uri(path), uri=True).close()
+                    writer = await stack.enter_async_context(_connect(path))
                     await _prepare(writer, path, _text(now()))
+                reader = await stack.enter_async_context(_connect(path, read_only=True))
+                answerer = await stack.enter_async_context(_connect(path, read_only=True))
             except TransientError as error:
                 raise StoreFailed(f"cannot write at start: {error}") from error
-            async with _connect(path, read_only=True) as reader:
-                yield SqliteTimerStore(path, writer, reader)
+            yield SqliteTimerStore(path, writer, reader, answerer)
 
 
 class SqliteTimerStore:
-    """The timer store on SQLite: one connection writes, another only reads.
+    """The timer store on SQLite: one connection writes, one finds what is due, one answers questions.
 
-    One writer, because SQLite before 3.51.3 can corrupt a WAL that two connections write or checkpoint
-    at once, and because a second writer would only wait for the first.
+    So a slow question holds up no timer. Only one writes, because SQLite before 3.51.3 can corrupt a WAL
+    that two connections write or checkpoint at once, and because a second writer would only wait.
     """
 
-    def __init__(self, path: Path, writer: aiosqlite.Connection, reader: aiosqlite.Connection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        writer: aiosqlite.Connection,
+        reader: aiosqlite.Connection,
+        answerer: aiosqlite.Connection,
+    ) -> None:
         self._path = path
         self._writer = writer
         self._reader = reader
+        self._answerer = answerer
         self._writing = asyncio.Lock()
+        self._pending: int | None = None
+        self._claimed: set[TimerKey] = set()
+        self._calling: Counter[TimerKey] = Counter()
+        self._called_lately: set[TimerKey] = set()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
-        """Load the rows concerned, apply the domain's rules in order, save what changed."""
+        """Apply the domain's rules; a timer that is being fired is not open to calls, nor the reverse."""
+        called = {(c.tenant_id, c.service_call_id) for c in commands if c.is_call}
+        if called & self._claimed:
+            return [Outcome.DUE for _ in commands]
+        self._called_lately |= called
+        self._calling.update(called)
+        try:
+            return await self._apply(commands, now)
+        finally:
+            self._calling.subtract(called)
+
+    async def _apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        """Load the rows concerned, apply the rules in order, save what changed."""
         outcomes: list[Outcome] = []
-        async with self._transaction():
+        async with self._transaction() as changes:
             timers = await self._load({(c.tenant_id, c.service_call_id) for c in commands})
             changed: dict[TimerKey, Timer] = {}
             for command in commands:
@@ -192,6 +242,7 @@ class SqliteTimerStore:
                 timers[key], outcome = rules.apply(before, command, now)
                 if timers[key] is not before:
                     changed[key] = timers[key]
+                    changes.pending += _is_pending(timers[key]) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
                 await self._writer.executemany(_SAVE, [_row(timer) for timer in changed.values()])
@@ -208,11 +259,19 @@ class SqliteTimerStore:
             "held_tenants": json.dumps(sorted(held_back.tenants)),
             "held_timers": json.dumps(sorted(held_back.timers)),
         }
-        oldest = await self._read(FIND_DUE, parameters)
-        more = len(oldest) > limit
+        self._called_lately.clear()
+        found = await self._read(FIND_DUE, parameters)
+        more = len(found) > limit
         if more:
-            oldest = _fill_up(await self._take_turns(parameters, limit), oldest, limit)
-        yield _SqliteClaim(self, [_due_timer(row) for row in oldest], more)
+            found = _fill_up(await self._take_turns(parameters, limit), found, limit)
+        # A call that ran beside the reading may have changed what was read: that timer has to wait.
+        open_to_calls = self._called_lately | set(+self._calling)
+        rows = [row for row in found if row[:2] not in open_to_calls]
+        self._claimed = {row[:2] for row in rows}
+        try:
+            yield _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
+        finally:
+            self._claimed = set()
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
@@ -221,7 +280,7 @@ class SqliteTimerStore:
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""
-        rows = await self._read(_GET, (tenant_id, service_call_id))
+        rows = await self._ask(_GET, (tenant_id, service_call_id))
         return _timer(rows[0]) if rows else None
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
@@ -238,7 +297,7 @@ class SqliteTimerStore:
             "limit": query.limit,
         }
         states = [query.state] if query.state else list(TimerState)
-        pages = [await self._read(sql, {**parameters, "state": state.value}) for state in states]
+        pages = [await self._ask(sql, {**parameters, "state": state.value}) for state in states]
         rows = merge(*pages, key=lambda row: (row[3], row[1]))
         return [_timer(row) for row, _ in zip(rows, range(query.limit), strict=False)]
 
@@ -246,16 +305,42 @@ class SqliteTimerStore:
         """Delete a bounded number of timers that ended before a moment."""
         async with self._transaction():
             cursor = await self._writer.execute(PURGE, (_text(ended_before), limit))
-            return cursor.rowcount
+            purged = cursor.rowcount
+        if purged:
+            async with self._writing:
+                with _translated(self._path):
+                    await self._writer.execute_fetchall(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        return purged
+
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count what is overdue; what is pending is known from counting every change."""
+        [(overdue, oldest, nearest)] = await self._ask(COUNT_OVERDUE, {"now": _text(now)})
+        return StoreCounts(
+            pending=await self._count_pending(),
+            overdue=overdue,
+            oldest_overdue_at=_moment(oldest),
+            next_due_at=_moment(nearest),
+            file_bytes=_size(self._path),
+            log_bytes=_size(self._path.with_name(self._path.name + "-wal")),
+            free_bytes=shutil.disk_usage(self._path.parent).free,
+        )
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark each timer whose published generation still stands."""
-        async with self._transaction():
+        async with self._transaction() as changes:
             cursor = await self._writer.executemany(
                 _MARK_REACHED,
                 [(_text(e.reached_at), e.tenant_id, e.service_call_id, e.generation) for e in events],
             )
+            changes.pending = -cursor.rowcount
             return cursor.rowcount
+
+    async def _count_pending(self) -> int:
+        if self._pending is None:
+            # Nothing may change between the count and the first change that is counted.
+            async with self._writing:
+                [(self._pending,)] = await self._ask(COUNT_PENDING, ())
+        return self._pending
 
     async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
         rows = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
@@ -264,30 +349,49 @@ class SqliteTimerStore:
 
     async def _take_turns(self, parameters: dict[str, Any], limit: int) -> list[tuple[Any, ...]]:
         tenants = [row[0] for row in await self._read(FIND_DUE_TENANTS, parameters)]
-        turn = -(-limit // max(len(tenants), 1))
+        turn = max(1, limit // max(len(tenants), 1))
         return await self._read(
             FIND_DUE_IN_TURNS,
             {**parameters, "limit": limit, "tenants": json.dumps(tenants), "turn": turn},
         )
 
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        return await self._fetch(self._reader, sql, parameters)
+
+    async def _ask(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        return await self._fetch(self._answerer, sql, parameters)
+
+    async def _fetch(
+        self, connection: aiosqlite.Connection, sql: str, parameters: Any
+    ) -> list[tuple[Any, ...]]:
         with _translated(self._path):
-            return list(await self._reader.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+            return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:
+    async def _transaction(self) -> AsyncIterator["_Changes"]:
         """Run the block in one write transaction, durable when it ends, undone where it raises."""
+        changes = _Changes()
         async with self._writing:
             with _translated(self._path):
                 try:
                     await self._writer.execute("BEGIN IMMEDIATE")
-                    yield
+                    yield changes
                     await self._writer.execute("COMMIT")
+                    if self._pending is not None:
+                        self._pending += changes.pending
                 except BaseException:
+                    self._pending = None  # Whether the change is in is not known: count again.
                     # Also after a failed COMMIT, and where SQLite has rolled back by itself.
                     with suppress(sqlite3.Error):
                         await self._writer.execute("ROLLBACK")
                     raise
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What a transaction changes about the store as a whole."""
+
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +407,7 @@ class _SqliteClaim:
 @asynccontextmanager
 async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosqlite.Connection]:
     """Open a connection in autocommit mode: every transaction is written out in this file."""
-    uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
+    uri = _uri(path, read_only=read_only)
     with _translated(path):
         connection = await aiosqlite.connect(uri, uri=True, isolation_level=None, cached_statements=64)
     try:
@@ -315,6 +419,10 @@ async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aios
     finally:
         with suppress(sqlite3.Error):
             await connection.close()
+
+
+def _uri(path: Path, *, read_only: bool = False) -> str:
+    return f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
 
 
 async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
@@ -377,6 +485,16 @@ def _fill_up(
     return list(merge(turns, spare, key=lambda row: str(row[2])))
 
 
+def _is_pending(timer: Timer | None) -> bool:
+    return timer is not None and timer.state is TimerState.SCHEDULED
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
 def _text(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
@@ -398,6 +516,8 @@ def _row(timer: Timer) -> tuple[Any, ...]:
         _text(timer.cancelled_at) if timer.cancelled_at else None,
         timer.position.stream_created_us,
         timer.position.sequence,
+        timer.trace.parent if timer.trace else None,
+        timer.trace.state if timer.trace else None,
     )
 
 
@@ -413,6 +533,7 @@ def _timer(row: Sequence[Any]) -> Timer:
         reached_at=_moment(row[7]),
         cancelled_at=_moment(row[8]),
         position=Position(row[9], row[10]),
+        trace=_trace(row[11], row[12]),
     )
 
 
@@ -423,4 +544,9 @@ def _due_timer(row: Sequence[Any]) -> DueTimer:
         due_at=datetime.fromisoformat(row[2]),
         generation=row[3],
         correlation_id=None if row[4] is None else CorrelationId(row[4]),
+        trace=_trace(row[5], row[6]),
     )
+
+
+def _trace(parent: str | None, state: str | None) -> Trace | None:
+    return None if parent is None else Trace(parent, state)

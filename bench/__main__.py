@@ -1,0 +1,134 @@
+"""`python -m bench`: measure everything and print one table."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from bench.harness import NotMeasured
+from bench.limits import Limits
+from bench.peers import apscheduler_jobs, nats_schedules, plain_poller
+from bench.plan import FULL, QUICK
+from bench.report import Figure, as_json, table
+from bench.scale import measure_polls, measure_scale
+from bench.workloads import (
+    Bench,
+    measure_both,
+    measure_burst,
+    measure_fairness,
+    measure_ingest,
+    measure_limits,
+    measure_steady,
+)
+
+Measure = Callable[[Bench], Iterator[Figure]]
+
+PEERS: Final[dict[str, Measure]] = {
+    "nats": nats_schedules.measure,
+    "poller": plain_poller.measure,
+    "apscheduler": apscheduler_jobs.measure,
+}
+DEFAULT_PEERS: Final = ("nats", "poller")
+
+
+def measure_peers(bench: Bench) -> Iterator[Figure]:
+    """Measure the peers asked for."""
+    for name in bench.peers:
+        yield from PEERS[name](bench)
+
+
+PARTS: Final[dict[str, Measure]] = {
+    # These two measure their limits again and again beside themselves, so the limits are known after them.
+    "ingest": measure_ingest,
+    "burst": measure_burst,
+    "limits": measure_limits,
+    "steady": measure_steady,
+    "both": measure_both,
+    "scale": measure_scale,
+    "polls": measure_polls,
+    "fairness": measure_fairness,
+    "peers": measure_peers,
+}
+
+
+def main() -> int:
+    """Run the parts asked for, tell the progress on stderr, print the table on stdout."""
+    options = _parser().parse_args()
+    plan = QUICK if options.quick else FULL
+    if options.pending:
+        plan = plan.with_pending(options.pending)
+    parts = [part for part in PARTS if not options.only or part in options.only]
+    figures: list[Figure] = []
+    options.dir.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="bench-") as name:
+        folder = Path(name).resolve()
+        limits = Limits(
+            folder, count=plan.limit_count, repeats=plan.repeats, steady_s=min(plan.steady_s, 8.0)
+        )
+        bench = Bench(folder, plan, limits, options.log_level, options.peers)
+        for part in parts:
+            figures += _measured(part, bench)
+    figures.sort(key=lambda figure: figure.part != "limits")
+    print(table(figures))
+    run = {
+        "plan": "quick" if options.quick else "full",
+        "parts": parts,
+        "peers": list(options.peers),
+        "log_level": options.log_level,
+        "seconds": round(time.monotonic() - started),
+        "load_before": os.getloadavg()[2],
+    }
+    if options.json:
+        options.json.write_text(json.dumps(as_json(figures, run), indent=1) + "\n")
+    return 0 if {figure.part for figure in figures} == set(parts) else 1
+
+
+def _measured(part: str, bench: Bench) -> Iterator[Figure]:
+    started = time.monotonic()
+    try:
+        for figure in PARTS[part](bench):
+            _tell(f"{part}: {figure.name}: {figure.value:,.3f} {figure.unit}")
+            yield figure
+    except NotMeasured as reason:
+        _tell(f"{part}: NOT MEASURED: {reason}")
+    _tell(f"{part}: took {time.monotonic() - started:.0f} s")
+
+
+def _tell(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test, not a measurement")
+    parser.add_argument("--only", type=_names(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--pending", type=int, help="one more number of pending timers, such as 10000000")
+    parser.add_argument(
+        "--peers", type=_names(PEERS), default=DEFAULT_PEERS, help=f"some of {','.join(PEERS)} (nats,poller)"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--log-level", default="warning", help="of the service (%(default)s)")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("build"), help="on a real disk, not in memory (%(default)s)"
+    )
+    return parser
+
+
+def _names(known: dict[str, Measure]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if wrong := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

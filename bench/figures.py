@@ -1,0 +1,137 @@
+"""Write the benchmark's figures into README.md: `python -m bench.figures`.
+
+Numbers in the README are never typed: a test fails where they differ from bench/results/latest.json.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.report import shown
+
+ROOT: Final = Path(__file__).parents[1]
+README: Final = ROOT / "README.md"
+LATEST: Final = ROOT / "bench" / "results" / "latest.json"
+BEGIN: Final = "<!-- bench:begin -->"
+END: Final = "<!-- bench:end -->"
+
+Results = Mapping[str, Any]
+Values = Mapping[str, Mapping[str, Any]]
+
+
+class MarkersMissing(Exception):
+    """The README has no place for the figures."""
+
+
+def insert(text: str, figures: str) -> str:
+    """Return the text with the figures between the markers, in place of what was there."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise MarkersMissing(f"README.md must hold the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+
+
+def render(results: Results) -> str:
+    """Return the figures that the README shows, as Markdown."""
+    values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+    lines = [
+        "| | timer-service | NATS `@at` | NATS `@at`, fsynced | 5 s poller |",
+        "|---|---|---|---|---|",
+        *(f"| {what} | {' | '.join(_cell(values, names) for names in columns)} |" for what, columns in _ROWS),
+        "",
+        "| | timer-service |",
+        "|---|---|",
+        *(f"| {what} | {_cell(values, names)} |" for what, names in _OWN_ROWS),
+        "",
+        _where(results["machine"], values),
+    ]
+    return "\n".join(lines)
+
+
+# What a row says, and of which figures each column is made; a figure that was not measured shows as a dash.
+_ROWS: Final[list[tuple[str, list[tuple[str, ...]]]]] = [
+    (
+        "timers taken a second",
+        [
+            ("ingest/backlog of 200,000",),
+            ("peers/NATS @at: ingest of 100,000",),
+            ("peers/NATS @at, fsynced: ingest of 5,000",),
+            ("peers/plain poller: ingest of 2,000",),
+        ],
+    ),
+    (
+        "timers fired a second, all due at one instant",
+        [
+            ("burst/100,000 at one instant",),
+            ("peers/NATS @at: burst of 100,000",),
+            ("peers/NATS @at, fsynced: burst of 5,000",),
+            ("peers/plain poller: burst of 2,000",),
+        ],
+    ),
+    (
+        "lateness at 500 timers a second, p50 / p99",
+        [
+            ("steady/500/s: p50", "steady/500/s: p99"),
+            ("peers/NATS @at: 500/s: p50", "peers/NATS @at: 500/s: p99"),
+            ("peers/NATS @at, fsynced: 500/s: p50", "peers/NATS @at, fsynced: 500/s: p99"),
+            ("peers/plain poller: 500/s: p50", "peers/plain poller: 500/s: p99"),
+        ],
+    ),
+    (
+        "lateness at 2,000 timers a second, p50 / p99",
+        [
+            ("steady/2,000/s: p50", "steady/2,000/s: p99"),
+            ("peers/NATS @at: 2,000/s: p50", "peers/NATS @at: 2,000/s: p99"),
+            (),
+            (),
+        ],
+    ),
+]
+_OWN_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
+    (
+        "lateness at 500 timers a second beside 1,000,000 pending, p50 / p99",
+        ("scale/1,000,000 pending: 500/s p50", "scale/1,000,000 pending: 500/s p99"),
+    ),
+    (
+        "a small tenant's lateness beside another's burst of 100,000, p99",
+        ("fairness/small tenant at 10/s beside a burst of 100,000: p99",),
+    ),
+    (
+        "memory with 1,000,000 pending; at the peak of a burst of 100,000",
+        ("scale/1,000,000 pending: RSS", "burst/100,000 at one instant: peak RSS"),
+    ),
+    ("idle CPU with 1,000,000 pending", ("scale/1,000,000 pending: idle CPU",)),
+    (
+        "from start, after kill -9, to the first firing with 1,000,000 pending",
+        ("scale/1,000,000 pending: start to first firing",),
+    ),
+    ("disk per pending timer", ("scale/1,000,000 pending: disk per timer",)),
+]
+
+
+def _where(machine: Mapping[str, Any], values: Values) -> str:
+    return (
+        f"Measured on {machine['at'][:10]} on {machine['cpus']} cores ({machine['cpu']}), everything on one "
+        f"machine: nats-server {machine['nats_server']}, SQLite {machine['sqlite']}, Python "
+        f"{machine['python']}. Limits in the same run: a stock client reads and acknowledges "
+        f"{_cell(values, ('limits/client reads and acks',))}, and publishes "
+        f"{_cell(values, ('limits/client publishes',))}. The whole table, and how to read it: "
+        "[bench/README.md](bench/README.md)."
+    )
+
+
+def _cell(values: Values, names: tuple[str, ...]) -> str:
+    found = [values[name] for name in names if name in values]
+    return " / ".join(shown(figure["value"], figure["unit"]) for figure in found) or "—"
+
+
+def main() -> None:
+    """Bring README.md up to date."""
+    results = json.loads(LATEST.read_text("utf-8"))
+    README.write_text(insert(README.read_text("utf-8"), render(results)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What one would use in place of the timer service, under the same workload on the same machine."""

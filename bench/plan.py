@@ -1,0 +1,53 @@
+"""How much to measure: the whole, or a smoke test."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The sizes of all workloads."""
+
+    limit_count: int = 30_000
+    repeats: int = 3
+    """How often a short measurement is taken; the median counts."""
+    ingest: tuple[int, ...] = (20_000, 200_000)
+    burst: tuple[int, ...] = (20_000, 100_000)
+    rates: tuple[int, ...] = (500, 2_000)
+    steady_s: float = 15.0
+    both_rate: int = 2_000
+    fairness_burst: int = 100_000
+    fairness_rate: int = 10
+    pending: tuple[int, ...] = (10_000, 1_000_000)
+    reached: int = 1_000_000
+    idle_s: float = 20.0
+    peer_burst: tuple[int, ...] = (20_000, 100_000)
+    peer_synced_burst: int = 5_000
+    poller_burst: int = 2_000
+    poller_rate: int = 500
+    poller_s: float = 11.0
+    """Longer than two intervals of five seconds."""
+
+    def with_pending(self, more: int) -> "Plan":
+        """Return the plan with one more size for the scale part."""
+        return replace(self, pending=tuple(sorted({*self.pending, more})))
+
+
+FULL = Plan()
+QUICK = Plan(
+    limit_count=5_000,
+    repeats=1,
+    ingest=(5_000,),
+    burst=(5_000,),
+    rates=(500,),
+    steady_s=2.0,
+    both_rate=500,
+    fairness_burst=5_000,
+    pending=(1_000, 50_000),
+    reached=50_000,
+    idle_s=2.0,
+    peer_burst=(2_000,),
+    peer_synced_burst=500,
+    poller_burst=200,
+    poller_rate=100,
+    poller_s=1.0,
+)

@@ -1,0 +1,79 @@
+"""Timers written straight into a SQLite file, while no service runs on it."""
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from bench.harness import now_ms
+from bench.messages import iso, uuid7
+from timer_service.adapters.sqlite.store import open_sqlite_store
+
+DAY_MS: Final = 86_400_000
+TENANTS: Final = 10
+SEED: Final = 4
+Row = tuple[str, str, str, str, str, str | None, str | None, int]
+
+_INSERT: Final = """
+INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+  correlation_id, reached_at, stream_created_us, stream_sequence)
+VALUES (?, ?, ?, ?, 1, ?, ?, ?, 1, ?)
+"""
+
+
+def create(path: Path, rows: Iterable[Row] = ()) -> None:
+    """Create a database by the service's own migrations and fill it, in the order of the rows."""
+    asyncio.run(_migrate(path))
+    with closing(sqlite3.connect(path, isolation_level=None)) as link:
+        link.execute("PRAGMA synchronous = OFF")
+        link.execute("PRAGMA cache_size = -524288")
+        link.execute("PRAGMA journal_mode = OFF")
+        link.execute("BEGIN")
+        link.executemany(_INSERT, rows)
+        link.execute("COMMIT")
+        link.execute("PRAGMA journal_mode = WAL")
+
+
+async def _migrate(path: Path) -> None:
+    async with open_sqlite_store(path, lambda: datetime.now(UTC)):
+        pass
+
+
+def pending(count: int, *, correlated: bool = False) -> Iterator[Row]:
+    """Yield timers that are not due for days, registered one after the other, due in any order."""
+    chance, now = random.Random(SEED), now_ms()
+    for number in range(count):
+        registered_ms = now - (count - number) // 10
+        due = iso(now + DAY_MS + chance.randrange(30 * DAY_MS))
+        call = uuid7(registered_ms, number)
+        correlation = uuid7(registered_ms, number + count) if correlated else None
+        registered = iso(registered_ms)
+        yield f"tenant-{number % TENANTS}", call, "Scheduled", due, registered, correlation, None, number
+
+
+def reached(count: int) -> Iterator[Row]:
+    """Yield timers that fired within the last day."""
+    now = now_ms()
+    for number in range(count):
+        due = iso(now - DAY_MS + number * (DAY_MS // count))
+        call = uuid7(now - 2 * DAY_MS, number)
+        yield f"tenant-{number % TENANTS}", call, "Reached", due, due, None, due, number
+
+
+def due_together(count: int, due_ms: int, tenant: str = "acme") -> Iterator[Row]:
+    """Yield timers that are all due at one instant."""
+    due, registered = iso(due_ms), iso(now_ms())
+    for number in range(count):
+        yield tenant, uuid7(due_ms, number), "Scheduled", due, registered, None, None, number
+
+
+def due_evenly(count: int, first_due_ms: int, per_second: float, tenant: str) -> Iterator[Row]:
+    """Yield timers that are due one after the other."""
+    registered = iso(now_ms())
+    for number in range(count):
+        due_ms = first_due_ms + int(number * 1000 / per_second)
+        yield tenant, uuid7(first_due_ms, number), "Scheduled", iso(due_ms), registered, None, None, number

@@ -1,0 +1,150 @@
+"""The timer service with many timers in its file."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from bench import rows
+from bench.harness import Generator, Listener, Rig, now_ms, rig
+from bench.load import Load
+from bench.report import Figure, Goal, median, percentile
+from bench.workloads import RSS_GOAL, SHARES, Bench, steady_lateness
+from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+
+POLLS: Final = 100
+BATCH: Final = 1_000
+SETTLE_S: Final = 6.0
+FIRST_FIRING_TIMEOUT_S: Final = 60.0
+CRASH_LEAD_MS: Final = 1_500
+WITHIN_20_PERCENT: Final = Goal(1.2, 1.2, of="ratio")
+
+
+def measure_scale(bench: Bench) -> Iterator[Figure]:
+    """Measure the same lateness with few and with many pending timers, and what they cost."""
+    smallest: dict[str, float] = {}
+    for pending in bench.plan.pending:
+        database = bench.new_folder().with_suffix(".db")
+        rows.create(database, rows.pending(pending))
+        for figure in _with_pending(bench, pending, database):
+            yield _beside_smallest(figure, smallest, f"with {bench.plan.pending[0]:,} pending")
+        yield from _disk(bench, pending, database)
+        _remove(database)
+
+
+def _beside_smallest(figure: Figure, smallest: dict[str, float], what: str) -> Figure:
+    """Compare with the same figure at the smallest number of pending timers: flat is the aim."""
+    kind = figure.name.partition(": ")[2]
+    if kind not in smallest:
+        smallest[kind] = figure.value
+        return figure
+    goal = figure.goal
+    if goal is None and kind.endswith(("p50", "p99")):
+        goal = WITHIN_20_PERCENT
+    return Figure(figure.part, figure.name, figure.value, figure.unit, what, smallest[kind], goal)
+
+
+def _with_pending(bench: Bench, pending: int, database: Path) -> Iterator[Figure]:
+    name = f"{pending:,} pending"
+    with rig(bench.new_folder(), log_level=bench.log_level, database=database) as parts:
+        parts.service.start_ready()
+        time.sleep(SETTLE_S if bench.plan.idle_s >= SETTLE_S else 1.0)
+        cpu_s = parts.service.cpu_s()
+        time.sleep(bench.plan.idle_s)
+        share = (parts.service.cpu_s() - cpu_s) / bench.plan.idle_s
+        for rate in bench.plan.rates:
+            lateness = steady_lateness(parts, rate, bench.plan.steady_s)
+            for label in SHARES:
+                value = percentile(lateness, SHARES[label])
+                yield Figure("scale", f"{name}: {rate:,}/s {label}", value, "ms")
+        memory = parts.service.memory()
+        yield Figure("scale", f"{name}: RSS", memory.now_mb, "MB", goal=RSS_GOAL)
+        yield Figure("scale", f"{name}: peak RSS", memory.peak_mb, "MB", goal=RSS_GOAL)
+        yield Figure("scale", f"{name}: idle CPU", share * 100, "% of a core", goal=Goal(1, 0.3))
+        first_s = median([_first_firing_s(parts) for _ in range(bench.plan.repeats)])
+        yield Figure("scale", f"{name}: start to first firing", first_s, "s", goal=Goal(3, 1))
+
+
+def _first_firing_s(parts: Rig) -> float:
+    """Kill the service while a timer is pending; return the time from its start to the event."""
+    due_ms = now_ms() + CRASH_LEAD_MS
+    Generator(Load(parts.broker.port, 1, due_ms, 1)).seconds()
+    parts.wait_until_applied(CRASH_LEAD_MS / 1000)
+    parts.service.kill()
+    listener = Listener(parts.broker, 1, FIRST_FIRING_TIMEOUT_S)
+    time.sleep(max(0.0, (due_ms - now_ms()) / 1000))
+    started_ms = time.time_ns() / 1_000_000
+    parts.service.start()
+    [arrival] = listener.arrivals()
+    return (arrival.received_ms - started_ms) / 1000
+
+
+def _disk(bench: Bench, pending: int, database: Path) -> Iterator[Figure]:
+    yield Figure(
+        "scale",
+        f"{pending:,} pending: disk per timer",
+        database.stat().st_size / pending,
+        "B",
+        "the bytes in its columns",
+        _content_bytes(),
+        Goal(450, 250),
+    )
+    if pending == bench.plan.pending[0]:
+        correlated = bench.new_folder().with_suffix(".db")
+        rows.create(correlated, rows.pending(pending, correlated=True))
+        size = correlated.stat().st_size / pending
+        yield Figure("scale", f"{pending:,} pending: disk per timer with a correlation id", size, "B")
+        _remove(correlated)
+
+
+def _content_bytes() -> float:
+    """Return how many characters the columns of one pending timer hold."""
+    return float(sum(len(str(value)) for value in next(rows.pending(1)) if value is not None))
+
+
+def measure_polls(bench: Bench) -> Iterator[Figure]:
+    """Measure one look for due timers, in the store itself, against pending and against reached rows."""
+    few, many, reached = bench.plan.pending[0], bench.plan.pending[1], bench.plan.reached
+    nothing, full = 0.0, 0.0
+    for label, pending, ended in (
+        (f"{few:,} pending", few, 0),
+        (f"{many:,} pending", many, 0),
+        (f"{few:,} pending, {reached:,} reached", few, reached),
+    ):
+        database = bench.new_folder().with_suffix(".db")
+        rows.create(database, _mixed(pending, ended))
+        idle_us, busy_us = asyncio.run(_polls(database))
+        nothing, full = nothing or idle_us, full or busy_us
+        what = f"with {few:,} pending"
+        yield Figure("polls", f"{label}: nothing due", idle_us, "µs", what, nothing)
+        yield Figure("polls", f"{label}: {BATCH:,} due", busy_us, "µs", what, full)
+        _remove(database)
+
+
+def _mixed(pending: int, ended: int) -> Iterator[rows.Row]:
+    yield from rows.pending(pending)
+    yield from rows.reached(ended)
+    yield from rows.due_together(BATCH, now_ms() - 1_000)
+
+
+async def _polls(database: Path) -> tuple[float, float]:
+    now = datetime.now(UTC)
+    async with open_sqlite_store(database, lambda: now) as store:
+        nothing = [await _poll_us(store, now - timedelta(hours=1), 0) for _ in range(POLLS)]
+        full = [await _poll_us(store, now, BATCH) for _ in range(POLLS)]
+    return median(nothing), median(full)
+
+
+async def _poll_us(store: SqliteTimerStore, now: datetime, expected: int) -> float:
+    started = time.perf_counter()
+    async with store.claim_due(now, BATCH) as claim:
+        assert len(claim.timers) == expected
+    await store.next_due_at(now)
+    return (time.perf_counter() - started) * 1_000_000
+
+
+def _remove(database: Path) -> None:
+    for path in database.parent.glob(f"{database.name}*"):
+        path.unlink()

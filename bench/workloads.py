@@ -1,0 +1,236 @@
+"""The timer service under load, seen from outside."""
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench import limits, rows
+from bench.harness import (
+    COMMANDS_STREAM,
+    Arrival,
+    Broker,
+    Generator,
+    Listener,
+    Memory,
+    NotMeasured,
+    Rig,
+    check_in_time,
+    now_ms,
+    rig,
+)
+from bench.load import Load
+from bench.plan import Plan
+from bench.report import Figure, Goal, median, percentile
+
+LARGE: Final = 100_000
+FAR_S: Final = 86_400
+SAMPLE_S: Final = 0.02
+DRAIN_TIMEOUT_S: Final = 180.0
+BURST_LEAD_S: Final = 5.0
+"""From before the service starts to the due time of a burst."""
+APPLY_PER_S: Final = 4_000
+"""Commands a second that the service must at least take before a steady part; far below what it can."""
+BOTH_LEAD_MS: Final = 3_000
+SMALL: Final = "small"
+BIG: Final = "big"
+
+LATENESS_GOALS: Final = {
+    (500, "p50"): Goal(10, 3),
+    (500, "p99"): Goal(50, 10),
+    (2_000, "p50"): Goal(20, 5),
+    (2_000, "p99"): Goal(100, 40),
+}
+SHARES: Final = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+RSS_GOAL: Final = Goal(200, 120)
+
+_folders = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Bench:
+    """What all parts of a run share."""
+
+    folder: Path
+    plan: Plan
+    limits: limits.Limits
+    log_level: str
+    peers: Sequence[str] = field(default_factory=tuple)
+
+    def new_folder(self) -> Path:
+        return self.folder / f"part{next(_folders)}"
+
+
+def measure_limits(bench: Bench) -> Iterator[Figure]:
+    """Measure the limits themselves."""
+    for name in (limits.READ, limits.PUBLISH, limits.UPSERT, limits.MARK):
+        yield Figure("limits", name, bench.limits.rate(name), "/s")
+    for rate in bench.plan.rates:
+        for label, share in SHARES.items():
+            value = bench.limits.lateness_ms(rate, share)
+            yield Figure("limits", f"bare loop {rate:,}/s: {label}", value, "ms")
+
+
+def measure_ingest(bench: Bench) -> Iterator[Figure]:
+    """Measure how fast a backlog of commands is drained: applied, committed and acknowledged."""
+    rates = defaultdict[int, list[float]](list)
+    for count in _repeated(bench, bench.plan.ingest):
+        bench.limits.try_again(limits.READ)
+        rates[count].append(_ingest(bench, count))
+    for count, tries in rates.items():
+        yield Figure(
+            "ingest",
+            f"backlog of {count:,}",
+            median(tries),
+            "/s",
+            limits.READ,
+            bench.limits.rate(limits.READ),
+            Goal(0.7, 1.2, of="ratio", at_least=True),
+        )
+
+
+def _repeated(bench: Bench, counts: Sequence[int]) -> Iterator[int]:
+    """Yield each size as often as it is to be measured; the large ones are long enough for one time."""
+    for count in counts:
+        yield from itertools.repeat(count, bench.plan.repeats if count < LARGE else 1)
+
+
+def _ingest(bench: Bench, count: int) -> float:
+    with rig(bench.new_folder(), log_level=bench.log_level) as parts:
+        parts.service.start_ready().stop()  # It creates its streams.
+        Generator(Load(parts.broker.port, count, now_ms() + FAR_S * 1000, 1_000)).seconds()
+        parts.service.start()
+        return drain_rate(parts.broker, count)
+
+
+def drain_rate(broker: Broker, count: int) -> float:
+    """Return the rate from the first progress to the end, so that the start of the process is left out."""
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    first_at, first_left = 0.0, count
+    while time.monotonic() < deadline:
+        left, at = broker.stored(COMMANDS_STREAM), time.perf_counter()
+        if left < count and first_left == count:
+            first_at, first_left = at, left
+        if left == 0:
+            return first_left / max(at - first_at, SAMPLE_S)
+        time.sleep(SAMPLE_S)
+    raise NotMeasured("the backlog was not drained in time")
+
+
+def measure_burst(bench: Bench) -> Iterator[Figure]:
+    """Measure many timers due at one instant: until the last event is at the subscriber."""
+    tries = defaultdict[int, list[tuple[float, Memory]]](list)
+    for count in _repeated(bench, bench.plan.burst):
+        bench.limits.try_again(limits.PUBLISH)
+        tries[count].append(_burst(bench, count))
+    for count, measured in tries.items():
+        name = f"{count:,} at one instant"
+        yield Figure(
+            "burst",
+            name,
+            median([rate for rate, _ in measured]),
+            "/s",
+            limits.PUBLISH,
+            bench.limits.rate(limits.PUBLISH),
+            Goal(0.5, 0.8, of="ratio", at_least=True),
+        )
+        peak = max(memory.peak_mb for _, memory in measured)
+        yield Figure("burst", f"{name}: peak RSS", peak, "MB", goal=RSS_GOAL)
+
+
+def _burst(bench: Bench, count: int) -> tuple[float, Memory]:
+    folder = bench.new_folder()
+    with rig(folder, log_level=bench.log_level) as parts:
+        due_ms = now_ms() + int(BURST_LEAD_S * 1000) + count // 20
+        rows.create(parts.service.db_path, rows.due_together(count, due_ms))
+        parts.service.start_ready()
+        listener = Listener(parts.broker, count, DRAIN_TIMEOUT_S)
+        check_in_time(due_ms)
+        arrivals = listener.arrivals()
+        memory = parts.service.memory()
+    last_ms = max(arrival.received_ms for arrival in arrivals)
+    return count / (last_ms - due_ms) * 1000, memory
+
+
+def measure_steady(bench: Bench) -> Iterator[Figure]:
+    """Measure timers due one after the other, each at its own millisecond, all scheduled ahead."""
+    for rate in bench.plan.rates:
+        with rig(bench.new_folder(), log_level=bench.log_level) as parts:
+            parts.service.start_ready()
+            lateness = steady_lateness(parts, rate, bench.plan.steady_s)
+        yield from lateness_figures(bench, "steady", f"{rate:,}/s", rate, lateness)
+
+
+def steady_lateness(parts: Rig, rate: int, seconds: float) -> list[float]:
+    """Schedule timers through the broker, wait for their events and return how late each was, in ms."""
+    count = int(rate * seconds)
+    first_due_ms = now_ms() + 3_000 + count * 1_000 // APPLY_PER_S
+    listener = Listener(parts.broker, count, seconds + DRAIN_TIMEOUT_S)
+    Generator(Load(parts.broker.port, count, first_due_ms, rate)).seconds()
+    parts.wait_until_applied((first_due_ms - now_ms()) / 1000)
+    return [arrival.lateness_ms for arrival in listener.arrivals()]
+
+
+def lateness_figures(
+    bench: Bench, part: str, name: str, rate: int, lateness: Sequence[float], *, goals: bool = True
+) -> Iterator[Figure]:
+    """Yield the percentiles, each beside what a bare loop reaches at the same rate."""
+    for label, share in SHARES.items():
+        yield Figure(
+            part,
+            f"{name}: {label}",
+            percentile(lateness, share),
+            "ms",
+            "bare loop",
+            bench.limits.lateness_ms(rate, share),
+            LATENESS_GOALS.get((rate, label)) if goals else None,
+        )
+
+
+def measure_both(bench: Bench) -> Iterator[Figure]:
+    """Measure while commands come in at the rate at which timers fire."""
+    rate, seconds = bench.plan.both_rate, bench.plan.steady_s + BOTH_LEAD_MS / 1000
+    count = int(rate * seconds)
+    with rig(bench.new_folder(), log_level=bench.log_level) as parts:
+        parts.service.start_ready()
+        listener = Listener(parts.broker, count, seconds + DRAIN_TIMEOUT_S)
+        load = Load(parts.broker.port, count, now_ms() + BOTH_LEAD_MS + 500, rate, BOTH_LEAD_MS)
+        generator = Generator(load)
+        arrivals = listener.arrivals()
+        generator.seconds()
+    # In the first seconds nothing fires yet, in the last ones nothing comes in any more.
+    overlap = [
+        a.lateness_ms for a in arrivals if a.due_ms - load.first_due_ms < seconds * 1000 - BOTH_LEAD_MS
+    ]
+    span_s = (max(a.received_ms for a in arrivals) - load.first_due_ms) / 1000
+    name = f"{rate:,}/s in and {rate:,}/s out"
+    yield Figure("both", f"{name}: fired", count / span_s, "/s", "asked for", rate)
+    yield from lateness_figures(bench, "both", name, rate, overlap, goals=False)
+
+
+def measure_fairness(bench: Bench) -> Iterator[Figure]:
+    """Measure one tenant that fires a few timers a second beside another's burst."""
+    count, rate = bench.plan.fairness_burst, bench.plan.fairness_rate
+    span_s = max(2.0, count / APPLY_PER_S)
+    with rig(bench.new_folder(), log_level=bench.log_level) as parts:
+        due_ms = now_ms() + int(BURST_LEAD_S * 1000) + count // 20
+        small = rows.due_evenly(int(span_s * rate), due_ms, rate, SMALL)
+        rows.create(parts.service.db_path, itertools.chain(rows.due_together(count, due_ms, BIG), small))
+        parts.service.start_ready()
+        listener = Listener(parts.broker, count + int(span_s * rate), DRAIN_TIMEOUT_S)
+        check_in_time(due_ms)
+        arrivals = listener.arrivals()
+    beside = small_beside_big(arrivals)
+    name = f"small tenant at {rate}/s beside a burst of {count:,}"
+    yield Figure("fairness", f"{name}: p50", percentile(beside, 0.5), "ms")
+    yield Figure("fairness", f"{name}: p99", percentile(beside, 0.99), "ms", goal=Goal(1_000, 200))
+    yield Figure("fairness", f"{name}: samples", len(beside), "")
+
+
+def small_beside_big(arrivals: Sequence[Arrival]) -> list[float]:
+    """Return the lateness of the small tenant's timers that were due while the burst was going on."""
+    burst_ends_ms = max(a.received_ms for a in arrivals if a.tenant == BIG)
+    return [a.lateness_ms for a in arrivals if a.tenant == SMALL and a.due_ms <= burst_ends_ms]

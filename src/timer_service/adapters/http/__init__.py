@@ -1,0 +1,1 @@
+"""Health and metrics over HTTP, in the same process and loop."""

@@ -1,0 +1,92 @@
+"""Health and metrics over HTTP; the REST API for timers will stand beside them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from timer_service import __version__
+from timer_service.domain.errors import CriticalError
+from timer_service.ports.health import Health
+
+STOP_TIMEOUT_S: Final = 2
+BACKLOG: Final = 128
+
+
+def create_app(
+    *,
+    observe: Callable[[], Awaitable[None]],
+    health: Callable[[], Health],
+    metrics: Callable[[], bytes],
+) -> FastAPI:
+    """Return the application: what it shows is observed at each request."""
+    app = FastAPI(title="timer-service", version=__version__, docs_url=None, redoc_url=None)
+
+    @app.get("/livez")
+    async def livez(response: Response) -> dict[str, object]:
+        """Say whether the worker runs; if not, a restart is due."""
+        return _report(response, {} if (stuck := health().stuck) is None else {"worker": stuck})
+
+    @app.get("/readyz")
+    async def readyz(response: Response) -> dict[str, object]:
+        """Say whether commands are taken and timers fired, and what is in the way."""
+        await observe()
+        return _report(response, health().problems)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        """Return the metrics in Prometheus' text form."""
+        await observe()
+        return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def _report(response: Response, problems: dict[str, str]) -> dict[str, object]:
+    response.status_code = 503 if problems else 200
+    return {"status": "failing", "problems": problems} if problems else {"status": "ok"}
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
+    """Serve the application for as long as the context lasts."""
+    listener = _listen(host, port)
+    server = _QuietServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        )
+    )
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]), name="http")
+        try:
+            yield
+        finally:
+            server.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CriticalError(
+            f"cannot listen on {host}:{port} ({error.strerror}): set TIMER_HTTP_HOST and TIMER_HTTP_PORT, "
+            "or TIMER_HTTP_PORT=0 to go without"
+        ) from error
+
+
+class _QuietServer(uvicorn.Server):
+    """A server that leaves the signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,189 @@
+"""Questions and commands with an answer, as a NATS micro service."""
+
+import asyncio
+import base64
+import binascii
+import json
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Final
+
+import nats.micro
+import structlog
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.micro.request import Request, ServiceError
+
+from timer_service import __version__, wire
+from timer_service.adapters import codec
+from timer_service.domain.errors import TransientError
+from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
+from timer_service.domain.timer import Outcome, TimerState
+from timer_service.ports.timer_calls import CallAnswer, TimerCalls
+from timer_service.ports.timer_store import TimerQuery
+
+SERVICE_NAME: Final = "timer"
+MAX_CALLS: Final = 64
+"""So many calls are worked on at once; more wait in the broker client's queue."""
+REPLY_PREFIX: Final = "_INBOX"
+"""Replies go to inboxes only: permissions do not check where a caller asks us to reply to."""
+
+log = structlog.get_logger(__name__)
+
+_Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+
+
+class TimerApi:
+    """The endpoints of the `timer` micro service."""
+
+    def __init__(self, calls: TimerCalls, subjects: codec.Subjects, tasks: asyncio.TaskGroup) -> None:
+        self._calls = calls
+        self._subjects = subjects
+        self._tasks = tasks
+        self._slots = asyncio.Semaphore(MAX_CALLS)
+
+    async def serve(self, client: Client) -> None:
+        """Listen on one connection; it ends with that connection."""
+        service = await nats.micro.add_service(
+            client,
+            name=SERVICE_NAME,
+            version=__version__,
+            description="Durable timers: query, schedule and cancel with a definite answer",
+        )
+        tenants: list[tuple[str, _Handler, type[wire.GetCall | wire.ListCall]]] = [
+            ("get", self._get, wire.GetCall),
+            ("list", self._list, wire.ListCall),
+            ("schedule", self._schedule, wire.ScheduleCall),
+            ("cancel", self._cancel, wire.GetCall),
+        ]
+        for name, handler, model in tenants:
+            await service.add_endpoint(
+                name=name,
+                subject=self._subjects.api("*", name),
+                handler=self._answering(name, handler),
+                metadata={"request_schema": json.dumps(model.model_json_schema())},
+            )
+        operators: list[tuple[str, str, _Handler]] = [
+            ("status", self._subjects.status, self._status),
+            ("clock-accept", self._subjects.clock_accept, self._accept_clock_step),
+        ]
+        for name, subject, handler in operators:
+            await service.add_endpoint(name=name, subject=subject, handler=self._answering(name, handler))
+
+    def _answering(self, name: str, handler: _Handler) -> Callable[[Request], Awaitable[None]]:
+        async def receive(request: Request) -> None:
+            # nats-py runs the handlers of an endpoint one after the other: work goes on beside it.
+            reply = request._msg.reply  # noqa: SLF001 - the request has no other way to say it
+            if not reply.startswith(REPLY_PREFIX):
+                log.warning("call.ignored", endpoint=name, reply=reply, subject=request.subject)
+                return
+            await self._slots.acquire()
+            self._tasks.create_task(self._answer(name, handler, request))
+
+        return receive
+
+    async def _answer(self, name: str, handler: _Handler, request: Request) -> None:
+        started = time.perf_counter()
+        outcome = "500"
+        try:
+            answer = await handler(request)
+            outcome = str(answer.get("outcome", "ok"))
+            await request.respond(wire.write_json(answer))
+        except wire.WireError as error:
+            outcome = "400"
+            await _refuse(request, outcome, error.detail)
+        except ServiceError as error:
+            outcome = error.code
+            await _refuse(request, error.code, error.description)
+        except TransientError as error:
+            outcome = "503"
+            await _refuse(request, outcome, f"try again: {error}")
+        except (NatsError, OSError):
+            outcome = "lost"  # The caller, or the broker, is gone.
+        except Exception:
+            log.exception("call.failed", endpoint=name)
+            await _refuse(request, outcome, "internal error; the service's log tells more")
+        finally:
+            self._slots.release()
+            self._calls.called(name, outcome, time.perf_counter() - started)
+
+    async def _get(self, request: Request) -> dict[str, Any]:
+        call = wire.read_call(wire.GetCall, request.data)
+        timer = await self._calls.get(_tenant(request), ServiceCallId(call.service_call_id))
+        if timer is None:
+            raise ServiceError("404", f"there is no timer {call.service_call_id!r}")
+        return {"timer": codec.timer_fields(timer)}
+
+    async def _list(self, request: Request) -> dict[str, Any]:
+        call = wire.read_call(wire.ListCall, request.data)
+        query = TimerQuery(
+            tenant_id=_tenant(request),
+            state=None if call.state is None else TimerState(call.state),
+            correlation_id=None if call.correlation_id is None else CorrelationId(call.correlation_id),
+            due_from=call.due_from,
+            due_before=call.due_before,
+            after=None if call.cursor is None else _read_cursor(call.cursor),
+            limit=call.limit,
+        )
+        timers = await self._calls.list_timers(query)
+        answer: dict[str, Any] = {"timers": [codec.timer_fields(timer) for timer in timers]}
+        if len(timers) == call.limit and timers[-1].due_at is not None:
+            answer["cursor"] = _write_cursor(timers[-1].due_at, timers[-1].service_call_id)
+        return answer
+
+    async def _schedule(self, request: Request) -> dict[str, Any]:
+        call = wire.read_call(wire.ScheduleCall, request.data)
+        correlation = None if call.correlation_id is None else CorrelationId(call.correlation_id)
+        return _told(
+            await self._calls.schedule(
+                _tenant(request),
+                ServiceCallId(call.service_call_id),
+                call.due_at,
+                correlation,
+                codec.read_trace(request.headers),
+            )
+        )
+
+    async def _cancel(self, request: Request) -> dict[str, Any]:
+        call = wire.read_call(wire.GetCall, request.data)
+        return _told(await self._calls.cancel(_tenant(request), ServiceCallId(call.service_call_id)))
+
+    async def _accept_clock_step(self, _: Request) -> dict[str, Any]:
+        return {"acceptedStepSeconds": await self._calls.accept_clock_step()}
+
+    async def _status(self, _: Request) -> dict[str, Any]:
+        return await self._calls.status()
+
+
+def _tenant(request: Request) -> TenantId:
+    """Return the tenant of the subject, the only one that counts."""
+    tenant = request.subject.rsplit(".", 2)[-2]
+    if not wire.is_tenant_id(tenant):
+        raise wire.WireError("invalid", f"subject: the tenant must be {wire.TENANT_RULE}")
+    return TenantId(tenant)
+
+
+async def _refuse(request: Request, code: str, description: str) -> None:
+    try:
+        await request.respond_error(code, description.replace("\n", " "))
+    except (NatsError, OSError):
+        pass  # The caller, or the broker, is gone.
+
+
+def _told(answer: CallAnswer) -> dict[str, Any]:
+    # To be cancelled already is what the caller asked for.
+    outcome = Outcome.CANCELLED if answer.outcome is Outcome.ALREADY_CANCELLED else answer.outcome
+    return {"outcome": outcome.value, "timer": codec.timer_fields(answer.timer)}
+
+
+def _write_cursor(due_at: datetime, service_call_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{wire.format_time(due_at)} {service_call_id}".encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, ServiceCallId]:
+    try:
+        due_at, _, service_call_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
+        return wire.parse_time(due_at), ServiceCallId(service_call_id)
+    except (ValueError, binascii.Error) as error:
+        raise wire.WireError("invalid", "cursor: must be the cursor of the page before") from error

@@ -1,0 +1,83 @@
+"""Copy a database that is in use, as it was at one moment, and prove the copy."""
+
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from timer_service.domain.errors import CriticalError
+
+_COUNT: Final = "SELECT count(*), count(*) FILTER (WHERE state = 'Scheduled') FROM timer_schedules"
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    """What a backup holds."""
+
+    timers: int
+    pending: int
+    size_bytes: int
+
+
+def back_up(database: Path, target: Path) -> BackupReport:
+    """Copy the database; the service goes on reading and writing meanwhile.
+
+    The copy appears under its name only once it is whole, verified and on disk.
+    """
+    if target.exists():
+        raise CriticalError(f"{target} exists already: choose another name, or move it away")
+    if not database.is_file():
+        raise CriticalError(f"there is no database at {database}: check TIMER_DB_PATH")
+    unfinished = target.with_name(target.name + ".unfinished")
+    try:
+        unfinished.unlink(missing_ok=True)
+        expected = _copy(database, unfinished)
+        _verify(unfinished, expected)
+        _sync(unfinished)
+        unfinished.rename(target)
+        _sync(target.resolve().parent)
+    except (sqlite3.Error, OSError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise CriticalError(f"backup of {database} to {target} failed: {error}") from error
+    timers, pending = expected
+    return BackupReport(timers, pending, target.stat().st_size)
+
+
+def _copy(database: Path, copy: Path) -> tuple[int, int]:
+    with (
+        closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(copy)) as destination,
+    ):
+        # One read transaction around count and copy: both see the same moment, and no writer waits for us.
+        source.execute("BEGIN")
+        expected = _counts(source)
+        source.backup(destination)
+        source.rollback()
+        # A plain file of its own, without a log beside it.
+        destination.execute("PRAGMA journal_mode = DELETE")
+    return expected
+
+
+def _verify(copy: Path, expected: tuple[int, int]) -> None:
+    with closing(sqlite3.connect(f"{copy.resolve().as_uri()}?mode=ro", uri=True)) as link:
+        [problem] = link.execute("PRAGMA integrity_check(1)").fetchone()
+        found = _counts(link)
+    if problem != "ok":
+        raise CriticalError(f"the copy is damaged ({problem}): check the source with PRAGMA integrity_check")
+    if found != expected:
+        raise CriticalError(f"the copy holds {found[0]} timers, the source {expected[0]}: try again")
+
+
+def _counts(link: sqlite3.Connection) -> tuple[int, int]:
+    timers, pending = link.execute(_COUNT).fetchone()
+    return int(timers), int(pending)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""Talk to a broker for one command: connect, say what went wrong in one line, close."""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.js.errors import APIError, NoStreamResponseError
+
+from timer_service.cli.exits import EXIT_NO_BROKER, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
+from timer_service.client import CallRefused, TimerClient
+from timer_service.config import Settings, load_settings
+
+CONNECT_TIMEOUT_S: Final = 2
+
+
+def converse(
+    options: argparse.Namespace, talk: Callable[[TimerClient], Awaitable[None]], *, for_ever: bool = False
+) -> int:
+    """Connect to the broker, talk, and return the exit code."""
+    settings = load_settings(**({"broker_url": options.server} if options.server is not None else {}))
+    # Over TLS, asyncio warns of every orderly end of a connection.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+    async def conversation() -> None:
+        async with _connection(settings, for_ever=for_ever) as connection:
+            prefix, domain = settings.subject_prefix, settings.jetstream_domain
+            await talk(TimerClient(connection, prefix=prefix, domain=domain))
+
+    try:
+        asyncio.run(conversation())
+    except CallRefused as error:
+        raise CommandFailed(EXIT_REFUSED, f"{error.description} ({error.code})") from error
+    except ValueError as error:
+        raise CommandFailed(EXIT_USAGE, str(error)) from error
+    return EXIT_OK
+
+
+def tell(options: argparse.Namespace, text: str, facts: dict[str, Any]) -> None:
+    """Print a line for a person, or the facts for a program."""
+    print(json.dumps(facts, ensure_ascii=False) if options.json else text, flush=True)
+
+
+@asynccontextmanager
+async def _connection(settings: Settings, *, for_ever: bool) -> AsyncIterator[Client]:
+    """Connect, and turn what can go wrong into one line for a person."""
+    errors: list[str] = []
+    connection: Client | None = None
+
+    async def remember(error: Exception) -> None:
+        if not errors or errors[-1] != str(error):
+            errors.append(str(error))
+            if for_ever and connection is not None:
+                print(f"timer-service: {error}", file=sys.stderr, flush=True)
+
+    where = settings.shown()["TIMER_BROKER_URL"]
+    try:
+        connection = await nats.connect(**_once(settings), error_cb=remember)
+        if for_ever:
+            # The broker is there, or we would not be here: from now on wait for it whenever it goes.
+            await connection.close()
+            connection = await nats.connect(**_always(settings), error_cb=remember)
+        yield connection
+    except BrokenPipeError:
+        raise  # It is our own output that nobody reads any more.
+    except (nats.errors.Error, OSError) as error:
+        raise CommandFailed(EXIT_NO_BROKER, _explain(error, where, errors)) from error
+    finally:
+        if connection is not None:
+            with suppress(nats.errors.Error, OSError):
+                await connection.close()
+
+
+def _once(settings: Settings) -> dict[str, Any]:
+    return {
+        **settings.nats_connect_options(),
+        "name": "timer-service-cli",
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "allow_reconnect": False,
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0,
+    }
+
+
+def _always(settings: Settings) -> dict[str, Any]:
+    return {
+        **_once(settings),
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 1,
+    }
+
+
+def _explain(error: Exception, where: str, reported: list[str]) -> str:
+    if isinstance(error, NoStreamResponseError):
+        return f"the broker at {where} has no stream for commands: start timer-service on it once"
+    if isinstance(error, nats.errors.NoRespondersError):
+        return f"no timer-service answers on the broker at {where}: is it running?"
+    if isinstance(error, APIError):
+        return f"the broker at {where} refused: {error.description}"
+    detail = reported[-1] if reported else str(error) or type(error).__name__
+    return f"cannot reach the broker at {where}: {detail}"

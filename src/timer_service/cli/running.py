@@ -1,0 +1,127 @@
+"""Run the service, in production form or with a broker of its own."""
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvloop
+
+from timer_service import __version__
+from timer_service.adapters.nats.embedded import (
+    USUAL_PORT,
+    EmbeddedBroker,
+    embedded_broker,
+    free_port,
+)
+from timer_service.cli.exits import EXIT_OK
+from timer_service.config import Settings, load_settings, unknown_variables
+from timer_service.domain.errors import CriticalError
+from timer_service.observability import configure_logging
+from timer_service.service import run_service
+
+log = structlog.get_logger(__name__)
+
+
+def run(_: argparse.Namespace) -> int:
+    """Run the service against the configured broker."""
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format)
+    _run_loop(lambda: _serve(settings, _stop_on_signals()))
+    return EXIT_OK
+
+
+def dev(options: argparse.Namespace) -> int:
+    """Run the service with a broker of its own."""
+    # A broker of our own: what the environment says of another one's address and credentials is not for it.
+    unset: dict[str, Any] = {name: None for name in Settings.model_fields if name.startswith("broker_")}
+    data: Path = options.dir
+    ours = {"broker_url": "nats://localhost", "jetstream_domain": None, "stream_replicas": 1}
+    settings = load_settings(**unset | ours | {"db_path": data / "timers.db"})
+    configure_logging(settings.log_level, settings.log_format)
+
+    async def serve() -> None:
+        stop = _stop_on_signals()
+        async with embedded_broker(data, options.port) as broker:
+            http_port = free_port(settings.http_port, 0) if settings.http_port else 0
+            found = settings.model_copy(update={"broker_url": broker.url, "http_port": http_port})
+            _greet(broker, found, data)
+            async with asyncio.TaskGroup() as tasks:
+                watcher = tasks.create_task(_fail_with(broker))
+                await _serve(found, stop)
+                watcher.cancel()
+
+    _run_loop(serve)
+    return EXIT_OK
+
+
+async def _fail_with(broker: EmbeddedBroker) -> None:
+    code = await broker.process.wait()
+    raise CriticalError(f"the embedded nats-server ended with code {code}: see {broker.log_path}")
+
+
+async def _serve(settings: Settings, stop: asyncio.Event) -> None:
+    # Here, because it takes half a second that no other command has to wait for.
+    from timer_service.bootstrap import open_service  # noqa: PLC0415
+
+    for hint in unknown_variables():
+        log.warning("setting.unknown", detail=hint)
+    async with open_service(settings) as service:
+        log.info("service.started", version=__version__, db_path=str(settings.db_path))
+        await run_service(service, stop)
+    log.info("service.stopped")
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    return stop
+
+
+def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
+    """Run on uvloop; of the errors that end the loops together, raise the one that says what to do."""
+
+    async def work_once() -> None:
+        await work()
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work_once())
+    except BaseExceptionGroup as group:
+        critical = _first_critical(group)
+        if critical is None:
+            raise
+        raise critical from None
+
+
+def _first_critical(group: BaseExceptionGroup[BaseException]) -> CriticalError | None:
+    for error in group.exceptions:
+        found = _first_critical(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, CriticalError):
+            return found
+    return None
+
+
+def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:
+    as_module = Path(sys.argv[0]).name == "__main__.py"
+    here = f"{sys.executable} -m timer_service" if as_module else sys.argv[0]
+    command = "timer-service" if shutil.which("timer-service") else here
+    server = "" if broker.port == USUAL_PORT else f" --server {broker.url}"
+    print(
+        f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
+        f"  broker  {broker.url}\n"
+        f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
+        f"  data    {data}\n"
+        "Try in another terminal:\n"
+        f"  {command} watch{server}\n"
+        f"  {command} schedule --tenant acme --id order-42 --in 10s{server}\n"
+        f"  {command} cancel --tenant acme --id order-42{server}",
+        flush=True,
+    )

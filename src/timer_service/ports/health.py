@@ -1,0 +1,13 @@
+"""How the service is, for whoever asks."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is wrong, in words for a person; nothing where all is well."""
+
+    stuck: str | None
+    """Why the worker is taken for dead: only a restart helps."""
+    problems: dict[str, str]
+    """Part to what is wrong with it: the service waits for it to pass."""

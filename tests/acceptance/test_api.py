@@ -1,0 +1,266 @@
+"""The API over NATS: definite answers after the commit."""
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.support.calls import call, call_raw
+from tests.support.messages import in_seconds, iso
+from tests.support.world import World
+
+
+async def test_a_scheduled_timer_can_be_read_right_after_the_answer(world: World) -> None:
+    world.service().start_ready()
+    due = iso(in_seconds(3600))
+
+    answer = await call(world, "schedule", serviceCallId="order-1", dueAt=due, correlationId="r-1")
+    read = await call(world, "get", serviceCallId="order-1")
+
+    assert answer["outcome"] == "scheduled"
+    assert read["timer"] == answer["timer"]
+    assert {name: read["timer"][name] for name in ("state", "dueAt", "generation", "correlationId")} == {
+        "state": "Scheduled",
+        "dueAt": due,
+        "generation": 1,
+        "correlationId": "r-1",
+    }
+
+
+async def test_each_answer_says_what_the_call_did(world: World) -> None:
+    world.service().start_ready()
+    near, far = iso(in_seconds(1800)), iso(in_seconds(3600))
+
+    answers = [
+        (await call(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
+        (await call(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
+        (await call(world, "schedule", serviceCallId="a", dueAt=near))["outcome"],
+        (await call(world, "cancel", serviceCallId="a"))["outcome"],
+        (await call(world, "cancel", serviceCallId="a"))["outcome"],
+        (await call(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
+        (await call(world, "cancel", serviceCallId="never-seen"))["outcome"],
+    ]
+
+    assert answers == [
+        *("scheduled", "unchanged", "rescheduled", "cancelled", "cancelled", "scheduled", "not_found"),
+    ]
+
+
+async def test_a_reached_timer_is_answered_as_already_reached(world: World) -> None:
+    world.service().start_ready()
+    await call(world, "schedule", serviceCallId="a", dueAt="2020-01-01T00:00:00Z")
+    await world.wait_for_row("acme", "a", state="Reached")
+
+    cancelled = await call(world, "cancel", serviceCallId="a")
+    moved = await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
+
+    assert (cancelled["outcome"], moved["outcome"]) == ("already_reached", "already_reached")
+    assert moved["timer"]["state"] == "Reached"
+
+
+async def test_a_call_fires_on_time(world: World) -> None:
+    world.service().start_ready()
+    due = in_seconds(0.4)
+
+    await call(world, "schedule", serviceCallId="soon", dueAt=iso(due))
+    [event] = await world.wait_for_events(1)
+
+    assert event["payload"]["dueAt"] == iso(due)
+
+
+async def test_cancelled_means_that_it_never_fires_also_in_the_moment_it_comes_due(world: World) -> None:
+    world.service().start_ready()
+    names = [f"race-{number}" for number in range(60)]
+    for number, name in enumerate(names):
+        await world.schedule("acme", name, in_seconds(0.3 + number * 0.01))
+    await world.wait_until_consumed()
+
+    async def cancel(number: int, name: str) -> tuple[str, str]:
+        row = world.row("acme", name)
+        assert row is not None
+        # Aim at the due time itself, a little before and a little after.
+        await asyncio.sleep(max(0.0, 0.25 + number * 0.01 - 0.05 + (number % 10) * 0.01))
+        return name, (await call(world, "cancel", serviceCallId=name))["outcome"]
+
+    outcomes = dict(await asyncio.gather(*(cancel(number, name) for number, name in enumerate(names))))
+    reached = [name for name in names if outcomes[name] == "already_reached"]
+    assert set(outcomes.values()) <= {"cancelled", "already_reached"}
+
+    events = await world.wait_for_events(len(reached))
+
+    assert sorted(event["payload"]["serviceCallId"] for event in events) == sorted(reached)
+
+
+async def test_a_cancel_of_a_due_timer_waits_for_its_firing(world: World) -> None:
+    world.service().start_ready()
+    await world.schedule("acme", "a", in_seconds(0.5))
+    await world.wait_until_consumed()
+
+    # While the file is locked the event goes out but cannot be marked.
+    with closing(sqlite3.connect(world.db_path, isolation_level=None)) as link:
+        link.execute("BEGIN IMMEDIATE")
+        await world.wait_for_events(1)
+        asked = asyncio.create_task(call(world, "cancel", serviceCallId="a"))
+        await asyncio.sleep(0)
+        link.execute("ROLLBACK")
+    answer = await asked
+
+    assert answer["outcome"] == "already_reached"
+
+
+async def test_a_call_is_newer_than_every_command_in_the_stream(world: World) -> None:
+    """A command that was published before the call, but is consumed after it, does not undo it."""
+    service = world.service().start_ready()
+    service.terminate()
+    await world.schedule("acme", "a", "2020-01-01T00:00:00Z")
+    consumer = await world.jetstream.pull_subscribe_bind("timer-service", world.commands_stream)
+    [held] = await consumer.fetch(1, timeout=5)
+    service.restart()
+    service.wait_for_log("broker.connected")
+
+    answer = await call(world, "cancel", serviceCallId="a")
+    await held.nak()
+    await world.wait_until_consumed()
+
+    assert answer["outcome"] == "not_found"
+    row = world.row("acme", "a")
+    assert row is not None
+    assert row["state"] == "Cancelled"
+    assert await world.events() == []
+
+
+async def test_a_command_after_a_call_is_newer_than_the_call(world: World) -> None:
+    world.service().start_ready()
+    await world.schedule("acme", "other", in_seconds(3600))
+    await world.wait_until_consumed()
+    await call(world, "cancel", serviceCallId="a")
+
+    await world.schedule("acme", "a", in_seconds(3600))
+    row = await world.wait_for_row("acme", "a", state="Scheduled")
+
+    assert row["generation"] == 1
+
+
+async def test_a_list_comes_in_pages_that_neither_repeat_nor_miss(world: World) -> None:
+    world.service().start_ready()
+    due = [iso(in_seconds(1000 + number // 3)) for number in range(20)]
+    for number in range(20):
+        await call(world, "schedule", serviceCallId=f"t-{number:02}", dueAt=due[number])
+    await call(world, "schedule", tenant="globex", serviceCallId="theirs", dueAt=due[0])
+
+    pages: list[list[str]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = await call(world, "list", limit=7, **cursor)
+        pages.append([timer["serviceCallId"] for timer in page["timers"]])
+        if "cursor" not in page:
+            break
+        cursor = {"cursor": page["cursor"]}
+
+    assert [len(page) for page in pages] == [7, 7, 6]
+    assert [name for page in pages for name in page] == [f"t-{number:02}" for number in range(20)]
+
+
+async def test_a_list_is_narrowed_by_state_due_time_and_correlation(world: World) -> None:
+    world.service().start_ready()
+    for number in range(6):
+        await call(
+            world,
+            "schedule",
+            serviceCallId=f"t-{number}",
+            dueAt=f"2999-01-0{number + 1}T00:00:00Z",
+            correlationId="even" if number % 2 == 0 else "odd",
+        )
+    await call(world, "cancel", serviceCallId="t-0")
+
+    async def ids(**request: Any) -> list[str]:
+        return [timer["serviceCallId"] for timer in (await call(world, "list", **request))["timers"]]
+
+    assert await ids(state="Cancelled") == ["t-0"]
+    assert await ids(state="Scheduled", correlationId="even") == ["t-2", "t-4"]
+    assert await ids(dueFrom="2999-01-02T00:00:00Z", dueBefore="2999-01-04T00:00:00Z") == ["t-1", "t-2"]
+    assert await ids(correlationId="odd") == ["t-1", "t-3", "t-5"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "code", "word"),
+    [
+        ("get", b"not json", "400", "JSON"),
+        ("get", b"[]", "400", "object"),
+        ("get", b"{}", "400", "serviceCallId"),
+        ("get", b'{"serviceCallId": "no such"}', "400", "whitespace"),
+        ("get", b'{"serviceCallId": "unknown"}', "404", "unknown"),
+        ("schedule", b'{"serviceCallId": "a", "dueAt": "2026-12-01T09:00:00"}', "400", "offset"),
+        ("schedule", b'{"serviceCallId": "a"}', "400", "dueAt"),
+        ("list", b'{"limit": 0}', "400", "limit"),
+        ("list", b'{"limit": 501}', "400", "limit"),
+        ("list", b'{"state": "Lost"}', "400", "state"),
+        ("list", b'{"cursor": "x"}', "400", "cursor"),
+        ("cancel", b"{" * 100_000, "400", "bytes"),
+    ],
+)
+async def test_a_bad_request_gets_a_clear_error(
+    world: World, endpoint: str, body: bytes, code: str, word: str
+) -> None:
+    world.service().start_ready()
+
+    answer = await call_raw(world, f"{world.prefix}.api.acme.{endpoint}", body)
+
+    assert answer["code"] == code
+    assert word in answer["error"]
+
+
+async def test_a_tenant_that_breaks_the_rule_is_refused(world: World) -> None:
+    world.service().start_ready()
+
+    answer = await call_raw(world, f"{world.prefix}.api.{'x' * 65}.get", b'{"serviceCallId": "a"}')
+
+    assert answer["code"] == "400"
+    assert "tenant" in answer["error"]
+
+
+async def test_a_reply_goes_to_inboxes_only(world: World) -> None:
+    """Permissions do not check reply subjects: a caller could make us write where it may not."""
+    service = world.service().start_ready()
+    target = f"{world.prefix}.commands.globex.ScheduleTimer"
+
+    await world.client.publish(f"{world.prefix}.api.acme.get", b'{"serviceCallId": "a"}', reply=target)
+    await world.client.flush()
+    service.wait_for_log("call.ignored")
+    await call(world, "list")
+
+    assert (await world.jetstream.stream_info(world.commands_stream)).state.last_seq == 0
+
+
+async def test_the_service_answers_the_micro_service_verbs(world: World) -> None:
+    world.service().start_ready()
+
+    info = json.loads((await world.client.request("$SRV.INFO.timer", b"", timeout=5)).data)
+    ping = json.loads((await world.client.request("$SRV.PING.timer", b"", timeout=5)).data)
+    stats = json.loads((await world.client.request("$SRV.STATS.timer", b"", timeout=5)).data)
+
+    assert info["name"] == ping["name"] == stats["name"] == "timer"
+    endpoints = {endpoint["name"]: endpoint for endpoint in info["endpoints"]}
+    assert set(endpoints) == {"get", "list", "schedule", "cancel", "status", "clock-accept"}
+    schema = json.loads(endpoints["schedule"]["metadata"]["request_schema"])
+    assert set(schema["required"]) == {"serviceCallId", "dueAt"}
+
+
+async def test_the_api_is_there_again_after_the_broker_was_restarted(fragile_world: World) -> None:
+    world = fragile_world
+    service = world.service().start_ready()
+    world.broker.kill()
+    world.broker.start()
+    service.wait_for_log("broker.connected", count=2)
+    await world.until(lambda: _connected(world), "the client to be back")
+
+    answer = await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
+
+    assert answer["outcome"] == "scheduled"
+
+
+async def _connected(world: World) -> bool:
+    return world.client.stats["reconnects"] > 0 and world.client.is_connected

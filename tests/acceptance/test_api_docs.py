@@ -1,0 +1,113 @@
+"""What docs/api.md shows is what the API answers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+from tests.support.documents import code_words, marked_blocks, read, table
+from tests.support.world import World
+from timer_service.cli import exits
+from timer_service.domain.timer import Outcome
+
+DOCUMENT = "docs/api.md"
+MOMENTS = ("registeredAt", "cancelledAt")
+"""Fields that differ from run to run."""
+
+
+async def test_each_call_is_answered_as_shown(fragile_world: World) -> None:
+    fragile_world.service(http_port=0).start_ready()
+    blocks = marked_blocks(DOCUMENT)
+    subjects = [name.removeprefix("call: ") for name in blocks if name.startswith("call: ")]
+
+    answers = {}
+    for subject in subjects:
+        answer = await fragile_world.client.request(subject, blocks[f"call: {subject}"].encode(), timeout=5)
+        answers[subject] = json.loads(answer.data)
+
+    shown = {subject: json.loads(blocks[f"answer: {subject}"]) for subject in subjects}
+    assert list(map(_without_moments, answers.values())) == list(map(_without_moments, shown.values()))
+    assert subjects == [f"timer.api.acme.{name}" for name in ("schedule", "get", "cancel", "list")]
+
+
+async def test_each_error_has_the_headers_that_are_shown(fragile_world: World) -> None:
+    fragile_world.service(http_port=0).start_ready()
+    shown = {
+        name.removeprefix("error: "): dict(line.split(": ", 1) for line in block.splitlines())
+        for name, block in marked_blocks(DOCUMENT).items()
+        if name.startswith("error: ")
+    }
+
+    answers = {}
+    for call in shown:
+        subject, _, body = call.partition(" ")
+        answer = await fragile_world.client.request(subject, body.encode(), timeout=5)
+        answers[call] = (answer.data, answer.headers)
+
+    assert answers == {call: (b"", headers) for call, headers in shown.items()}
+    assert len(answers) == 4
+
+
+async def test_the_status_has_the_fields_that_are_listed(fragile_world: World) -> None:
+    fragile_world.service(http_port=0).start_ready()
+    section = read(DOCUMENT).partition("## status")[2].partition("## ")[0]
+    listed = [word for line in section.splitlines() if line.startswith("| `") for word in _first_words(line)]
+
+    answer = await fragile_world.client.request("timer.status", b"", timeout=5)
+
+    assert listed == list(json.loads(answer.data))
+
+
+async def test_discovery_shows_the_endpoints_that_are_listed(fragile_world: World) -> None:
+    fragile_world.service(http_port=0).start_ready()
+    rows = [(row["endpoint"], row["subject"]) for row in table(DOCUMENT, "endpoint")]
+    listed = {
+        code_words(name)[0]: code_words(subject)[0].replace("<tenantId>", "*") for name, subject in rows
+    }
+
+    answer = await fragile_world.client.request("$SRV.INFO.timer", b"", timeout=5)
+
+    endpoints = json.loads(answer.data)["endpoints"]
+    assert {endpoint["name"]: endpoint["subject"] for endpoint in endpoints} == listed
+
+
+async def test_the_python_program_schedules_a_timer(fragile_world: World) -> None:
+    fragile_world.service(http_port=0).start_ready()
+    program = fragile_world.folder / "program.py"
+    program.write_text(marked_blocks(DOCUMENT)["snippet: python"])
+
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "NATS_URL": fragile_world.broker.url},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "scheduled\n", "")
+
+
+def test_every_outcome_that_a_caller_can_see_is_listed() -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \|", read(DOCUMENT), re.MULTILINE)) & {o.value for o in Outcome}
+    inside = {Outcome.DUE, Outcome.SUPERSEDED, Outcome.ALREADY_CANCELLED}
+
+    assert listed == {outcome.value for outcome in set(Outcome) - inside}
+
+
+def test_the_exit_codes_are_the_program_s() -> None:
+    listed = {int(row["exit code"]) for row in table(DOCUMENT, "exit code")}
+
+    assert listed == {exits.EXIT_OK, exits.EXIT_USAGE, exits.EXIT_NO_BROKER, exits.EXIT_REFUSED}
+
+
+def _without_moments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_moments(inner) for name, inner in value.items() if name not in MOMENTS}
+    return [_without_moments(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _first_words(line: str) -> list[str]:
+    return code_words(line.split("|")[1])

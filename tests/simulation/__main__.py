@@ -1,0 +1,122 @@
+"""Run many seeds, or a crash at every step, on all cores, and print what came of it."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from tests.simulation.crashes import STORIES, CrashReport, crash_everywhere, every_crash, steps_of
+from tests.simulation.world import Tally, run_seed, workshop
+
+CHUNK = 25
+MOST_SHOWN = 10
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    if options.story is not None:
+        return _tell(options.story)
+    started = time.monotonic()
+    work = _crash_work() if options.crashes else _seed_work(options.first, options.seeds)
+    counts: Counter[str] = Counter()
+    broken: list[str] = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(step, *arguments) for step, *arguments in work]):
+            chunk, found = done.result()
+            counts.update(chunk)
+            broken.extend(found)
+    counts["violations"] = len(broken)
+    counts["seconds"] = round(time.monotonic() - started)
+    _print(counts, broken, as_json=options.json)
+    return 1 if broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (1000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--crashes", action="store_true", help="instead: crash at every step in every way")
+    parser.add_argument("--story", type=int, metavar="SEED", help="instead: tell the story of one seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once (one a core)")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    return parser
+
+
+def _seed_work(first: int, seeds: int) -> Iterator[tuple[Any, ...]]:
+    for start in range(first, first + seeds, CHUNK):
+        yield _run_seeds, start, min(start + CHUNK, first + seeds)
+
+
+def _crash_work() -> Iterator[tuple[Any, ...]]:
+    for story in STORIES:
+        for part in range(4):
+            yield _run_crashes, story, part
+
+
+def _run_seeds(start: int, end: int) -> tuple[Counter[str], list[str]]:
+    counts: Counter[str] = Counter()
+    broken: list[str] = []
+    with workshop() as shop:
+        for seed in range(start, end):
+            tally = run_seed(seed, *shop)
+            counts.update(_counts(tally))
+            if tally.violations:
+                moment, invariant, text = tally.violations[0]
+                broken.append(f"seed {seed} at {moment:.3f} s: {invariant} {text}")
+    return counts, broken
+
+
+def _run_crashes(story: str, part: int) -> tuple[Counter[str], list[str]]:
+    report = CrashReport()
+    with workshop() as shop:
+        points = [point for point in every_crash(steps_of(story, *shop)) if point.step % 4 == part]
+        crash_everywhere(story, iter(points), *shop, report)
+    broken = [f"{story}, {point}: {tally.violations[0]}" for story, point, tally in report.failures]
+    return Counter({"crash scenarios": report.scenarios, "places": len(report.places)}), broken
+
+
+def _counts(tally: Tally) -> dict[str, int]:
+    return {
+        "seeds": 1,
+        "virtual seconds": round(tally.virtual_s),
+        "steps": tally.steps,
+        "timers": tally.counts.timers,
+        "commands": tally.counts.commands,
+        "refused messages": tally.counts.refused,
+        "calls": tally.counts.calls,
+        "events": tally.counts.fired,
+        "events published again": tally.counts.published_again,
+        "crashes": tally.crashes,
+        "other restarts": tally.restarts,
+        "outages": tally.outages,
+        "faults": tally.faults,
+        "store errors": tally.store_errors,
+    }
+
+
+def _tell(seed: int) -> int:
+    with workshop() as shop:
+        tally = run_seed(seed, *shop, verbose=True)
+    print("\n".join(tally.story))
+    print(f"trace {tally.trace_hash}, {len(tally.violations)} violations")
+    return 1 if tally.violations else 0
+
+
+def _print(counts: Counter[str], broken: list[str], *, as_json: bool) -> None:
+    for line in broken[:MOST_SHOWN]:
+        print(line, file=sys.stderr)
+    if as_json:
+        print(json.dumps({**counts, "broken": broken}))
+        return
+    width = max(map(len, counts))
+    for name, count in counts.items():
+        print(f"{name:<{width}}  {count:>15,}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

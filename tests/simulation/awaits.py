@@ -1,0 +1,106 @@
+"""Every place at which the service can be waiting, read from its source; and where it waits at a moment."""
+
+import ast
+import asyncio
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timer_service
+
+PACKAGE = Path(timer_service.__file__).parent
+WATCHED = (
+    "workflows/schedule_timers.py",
+    "workflows/fire_due_timers.py",
+    "workflows/answer_call.py",
+    "workflows/purge_timers.py",
+    "adapters/sqlite/store.py",
+    "adapters/sqlite/schema.py",
+    "adapters/nats/bus.py",
+    "adapters/nats/publisher.py",
+    "adapters/nats/pull.py",
+    "adapters/nats/streams.py",
+    "adapters/nats/api.py",
+    "adapters/system.py",
+    "calls.py",
+    "service.py",
+    "bootstrap.py",
+)
+"""The workflows, the adapters that they use, and what runs them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """One `await` or `async with` in the source."""
+
+    module: str
+    line: int
+    column: int
+
+
+def all_places() -> dict[Place, str]:
+    """Return every place in the watched modules, with its source."""
+    places: dict[Place, str] = {}
+    for module in WATCHED:
+        text = (PACKAGE / module).read_text("utf-8")
+        lines = text.splitlines()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor) and not _sets_a_limit(node):
+                place = Place(module, node.lineno, node.col_offset)
+                places[place] = lines[node.lineno - 1].strip()
+    return places
+
+
+def _sets_a_limit(node: ast.AST) -> bool:
+    """Tell whether it is an `async with asyncio.timeout(…)`: entering and leaving it never waits."""
+    return isinstance(node, ast.AsyncWith) and all(
+        ast.unparse(item.context_expr).startswith("asyncio.timeout(") for item in node.items
+    )
+
+
+def places_of(tasks: Iterable["asyncio.Task[Any]"]) -> set[Place]:
+    """Return every place at which one of the tasks waits now."""
+    return {
+        place
+        for task in tasks
+        if not task.done()
+        for frame in _frames(task.get_coro())
+        if (place := _place(frame)) is not None
+    }
+
+
+def _frames(waiting: Any) -> Iterator[types.FrameType]:
+    """Follow what a coroutine waits for, down to the future at the end."""
+    while waiting is not None:
+        if isinstance(waiting, types.CoroutineType):
+            if waiting.cr_frame is not None:
+                yield waiting.cr_frame
+            waiting = waiting.cr_await
+        elif isinstance(waiting, types.AsyncGeneratorType):
+            if waiting.ag_frame is not None:
+                yield waiting.ag_frame
+            waiting = waiting.ag_await
+        else:
+            # What steps an asynchronous generator does not name it, but refers to it.
+            waiting = next(
+                (
+                    found
+                    for found in gc.get_referents(waiting)
+                    if isinstance(found, types.AsyncGeneratorType | types.CoroutineType)
+                ),
+                None,
+            )
+
+
+def _place(frame: types.FrameType) -> Place | None:
+    path = Path(frame.f_code.co_filename)
+    if not path.is_relative_to(PACKAGE):
+        return None
+    positions = list(frame.f_code.co_positions())
+    line, _, column, _ = positions[frame.f_lasti // 2]
+    if line is None or column is None:
+        return None
+    return Place(path.relative_to(PACKAGE).as_posix(), line, column)

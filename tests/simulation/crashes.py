@@ -1,0 +1,218 @@
+"""Crash the service at every step of a few short stories that together use all of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+
+from tests.simulation.awaits import Place, places_of
+from tests.simulation.clock import START_MS
+from tests.simulation.model import Wish
+from tests.simulation.plan import (
+    Calling,
+    CrashPoint,
+    Fault,
+    Plan,
+    Sending,
+    calling,
+    hostile_message,
+    iso,
+    sendings,
+)
+from tests.simulation.world import Tally, World
+
+QUICK_S, SLOW_S = 0.02, 2.5
+"""Restarts: before the broker delivers again what was not acknowledged, and after."""
+
+
+def _schedule(at: float, tenant: str, call: str, due_s: float, number: int) -> list[Sending]:
+    wish = Wish("schedule", tenant, call, START_MS + round(due_s * 1000), f"request {number}")
+    return sendings(Random(number), at, wish, iso(wish.due_ms), number)
+
+
+def _cancel(at: float, tenant: str, call: str, number: int) -> list[Sending]:
+    return sendings(Random(number), at, Wish("cancel", tenant, call), None, number)
+
+
+def _call(at: float, kind: str, tenant: str, call: str = "", due_s: float = 0.0) -> Calling:
+    due_ms = START_MS + round(due_s * 1000) if kind == "schedule" else 0
+    return calling(at, Wish(kind, tenant, call, due_ms), iso(due_ms) if due_ms else None)
+
+
+def _plan(*sent: list[Sending], **values: object) -> Plan:
+    plan = Plan(
+        seed=0,
+        sendings=[sending for group in sent for sending in group],
+        ends_at=0.6,
+        poll_interval_ms=1_000,
+        ack_wait_ms=1_000,
+        batch_size=2,
+        disk_latency_s=0.002,
+        net_latency_s=0.002,
+        suspends=1.0,
+        settled_at_least_s=1.5,
+        is_probed=False,
+        crash_from_s=0.12,
+    )
+    return replace(plan, **values)  # type: ignore[arg-type]
+
+
+STORIES: dict[str, Plan] = {
+    "a first start, commands, and more due than a batch": _plan(
+        *(
+            _schedule(0.2, tenant, f"order-{number}", 0.25, number)
+            for number, tenant in enumerate(("acme", "globex", "acme", "acme"), start=1)
+        ),
+        _schedule(0.21, "acme", "order-1", 0.4, 5),
+        _cancel(0.25, "globex", "order-2", 6),
+        [hostile_message(Random(1), 0.22, "acme", "order-1", 7)],
+        fresh_database=True,
+        crash_from_s=0.0,
+    ),
+    "calls that meet each other, commands and firings": _plan(
+        _schedule(0.2, "acme", "order-1", 0.26, 1),
+        _schedule(0.25, "acme", "order-2", 0.4, 2),
+        _cancel(0.26, "acme", "order-1", 3),
+        callings=[
+            _call(0.2, "schedule", "acme", "order-3", 0.27),
+            _call(0.2, "schedule", "globex", "order-1", 0.3),
+            Calling(0.2, "timer.status", b"", None),
+            Calling(0.2, "timer.clock.accept", b"", None),
+            _call(0.21, "get", "acme", "order-1"),
+            _call(0.21, "get", "acme", "order-9"),
+            _call(0.21, "list", "acme"),
+            Calling(0.21, "timer.api.acme.cancel", b"no call", None),
+            _call(0.26, "cancel", "acme", "order-1"),
+            _call(0.265, "cancel", "acme", "order-3"),
+            _call(0.3, "cancel", "globex", "order-1"),
+        ],
+    ),
+    "more calls than are worked on at once": _plan(
+        callings=[_call(0.2, "get", "acme", "order-1") for _ in range(70)],
+        ends_at=0.22,
+        suspends=0.0,
+        crash_from_s=0.2,
+    ),
+    "a store that is busy, full, and lies": _plan(
+        *(_schedule(0.2, "acme", f"order-{number}", 0.25, number) for number in range(10, 20)),
+        _schedule(0.3, "acme", "order-2", 0.32, 2),
+        _cancel(0.35, "acme", "order-3", 3),
+        callings=[
+            _call(0.22, "schedule", "acme", "order-4", 0.33),
+            _call(0.31, "schedule", "acme", "order-5", 0.33),
+            _call(0.36, "cancel", "acme", "order-6"),
+        ],
+        faults=[
+            Fault(0.205, "busy", 0.095, size=1.0),
+            Fault(0.3, "lost answers", 0.1, size=0.6),
+            Fault(0.35, "full", 0.1),
+            Fault(0.45, "read busy", 0.1, size=0.6),
+        ],
+    ),
+    "a disk that fails": _plan(
+        _schedule(0.2, "acme", "order-1", 0.25, 1),
+        callings=[_call(0.24, "schedule", "acme", "order-2", 0.3)],
+        faults=[Fault(0.23, "io error", 0.2)],
+    ),
+    "a broker that goes": _plan(
+        _schedule(0.15, "acme", "order-1", 0.2, 1),
+        _schedule(0.17, "globex", "order-1", 0.62, 2),
+        callings=[_call(0.3, "schedule", "acme", "order-3", 0.5)],
+        faults=[Fault(0.2, "outage", 0.3), Fault(0.52, "jetstream away", 0.1)],
+        ends_at=0.8,
+    ),
+    "a broker that loses streams, consumer and permissions": _plan(
+        _schedule(0.15, "acme", "order-1", 0.21, 1),
+        _schedule(0.16, "acme", "order-2", 0.7, 2),
+        _schedule(0.17, "globex", "order-1", 0.75, 3),
+        [hostile_message(Random(1), 0.61, "acme", "order-1", 4)],
+        faults=[
+            Fault(0.2, "delete events"),
+            Fault(0.6, "delete consumer"),
+            Fault(0.65, "forbidden", 0.1),
+            Fault(0.8, "cut"),
+        ],
+        ends_at=1.3,
+    ),
+    "an orderly stop with work in hand, and retention": _plan(
+        _schedule(0.1, "acme", "order-1", 0.12, 1),
+        *(_schedule(0.25, "acme", f"order-{number}", 0.9, number) for number in range(2, 12)),
+        _cancel(0.17, "acme", "order-3", 12),
+        callings=[_call(0.25, "schedule", "acme", "order-1", 0.3)],
+        faults=[
+            Fault(0.2, "step", size=120.0),
+            Fault(0.255, "stop", 0.03),
+            Fault(0.36, "busy", 0.1, size=1.0),
+            Fault(0.6, "step", size=-120.0),
+        ],
+        retention="1m",
+        ends_at=0.7,
+    ),
+    "nothing, until a pull is lost": _plan(
+        _schedule(7.5, "acme", "order-1", 7.55, 1),
+        faults=[Fault(4.0, "lost statuses", 3.0)],
+        ends_at=8.2,
+        crash_from_s=4.5,
+    ),
+}
+"""Each is short, so that it can be told again for each of its steps."""
+
+
+@dataclass(slots=True)
+class CrashReport:
+    """What came of a set of scenarios."""
+
+    scenarios: int = 0
+    places: set[Place] = field(default_factory=set)
+    """Where the service was waiting when it was killed."""
+    failures: list[tuple[str, CrashPoint, Tally]] = field(default_factory=list)
+
+
+def steps_of(story: str, folder: Path, template: Path) -> int:
+    """Return how many steps a story takes, from where it is worth a crash to its end."""
+    plan = STORIES[story]
+    tally = _run(plan, folder, template, CrashReport())
+    return tally.steps_to_calm - tally.steps_before
+
+
+def every_crash(steps: int) -> Iterator[CrashPoint]:
+    """Yield crashes at every step in every way: before and after it, quick and slow restarts, twice."""
+    for step in range(steps):
+        for after in (False, True):
+            yield CrashPoint(step, after, QUICK_S)
+            yield CrashPoint(step, after, SLOW_S)
+        for again_in in (step % 7, 20 + step % 40, 60 + step % 60):
+            yield CrashPoint(step, after=False, down_for=QUICK_S, again_in=again_in)
+
+
+def some_crashes(steps: int) -> Iterator[CrashPoint]:
+    """Yield a crash before every step, and after every other one."""
+    for step in range(steps):
+        down_for = SLOW_S if step % 3 == 2 else QUICK_S
+        yield CrashPoint(step, after=False, down_for=down_for)
+        if step % 2:
+            again_in = step % 90 if step % 3 == 0 else None
+            yield CrashPoint(step, after=True, down_for=down_for, again_in=again_in)
+
+
+def crash_everywhere(
+    story: str, points: Iterator[CrashPoint], folder: Path, template: Path, report: CrashReport
+) -> None:
+    """Tell a story once for each crash, and collect what goes wrong."""
+    for point in points:
+        tally = _run(replace(STORIES[story], crash=point), folder, template, report)
+        report.scenarios += 1
+        if tally.violations:
+            report.failures.append((story, point, tally))
+
+
+def _run(plan: Plan, folder: Path, template: Path, report: CrashReport) -> Tally:
+    own = folder / "crash"
+    own.mkdir()
+    try:
+        world = World(plan, own, template)
+        world.on_crash = lambda process: report.places.update(places_of(process.tasks))
+        return world.run()
+    finally:
+        rmtree(own, ignore_errors=True)

@@ -1,0 +1,571 @@
+"""What the service may and must do, written from the contract alone; nothing here comes from the product.
+
+The model watches from outside: what tenants sent, what the broker has, what any other process could read in
+the database after each commit. Every change of a row has to be explained by section 2 of the contract.
+"""
+
+import json
+from base64 import b64decode
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+Position = tuple[int, int]
+Key = tuple[str, str]
+Firing = tuple[str, str, int, int]
+"""Tenant, service call, generation, due time."""
+
+READ_ROWS = (
+    "SELECT tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
+    "reached_at, cancelled_at, stream_created_us, stream_sequence FROM timer_schedules"
+)
+CONFIRM_LIMIT_S = 4.5
+"""A confirmation that comes later than this may have been given up."""
+
+LIST_LIMIT = 100
+"""So many timers a list holds where nobody asks for another number."""
+
+SCHEDULED, REACHED, CANCELLED = "Scheduled", "Reached", "Cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a message asks for, as its sender meant it."""
+
+    kind: str
+    """`schedule`, `cancel` or `refused`; of a call also `get` or `list`."""
+    tenant: str = ""
+    call: str = ""
+    due_ms: int = 0
+    correlation: str | None = None
+    reasons: frozenset[str] = frozenset()
+    """For a message that is no command: with which of these it may be refused."""
+    letter_tenant: str = "_"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A timer as it stands in the database."""
+
+    state: str
+    due_ms: int | None
+    generation: int
+    correlation: str | None
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A row from one commit to the next."""
+
+    since: float
+    row: Row | None
+
+
+@dataclass(slots=True)
+class Call:
+    """A request with an answer that a tenant has sent."""
+
+    wish: Wish
+    sent_at: float
+    answered_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Send:
+    """One publication of an event."""
+
+    life: int
+    at: float
+    event_id: str
+    confirmed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ConfirmedCancel:
+    firings: frozenset[Firing]
+    """What was cancelled; one of these at least."""
+    at: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """How much has happened."""
+
+    commands: int = 0
+    refused: int = 0
+    calls: int = 0
+    definite_answers: int = 0
+    fired: int = 0
+    published_again: int = 0
+    stored_again: int = 0
+    commits: int = 0
+    timers: int = 0
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What the model needs to know of time and disturbances."""
+
+    now: Callable[[], float]
+    wall_ms: Callable[[], int]
+    wall_shown_since: Callable[[float], int]
+    """The latest that the wall clock has shown since a moment."""
+    violated: Callable[[str, str], None]
+    note: Callable[[str], None]
+    slack_s: float = 0.5
+    """How long a claim that was overtaken may still be on its way out."""
+    punctual_s: float = 1.0
+    """How late a timer may be at most while nothing is wrong."""
+    disturbed: Callable[[float, float], bool] = lambda _since, _until: False
+    """Whether anything was wrong between two moments, so that lateness is explained."""
+    retention_ms: int | None = None
+    last_freeze_end: float = -1e9
+
+
+class Model:
+    """The whole state as it must be, and everything that is noticed on the way."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self.around = around
+        self.counts = Counts()
+        self.rows: dict[Key, tuple[Any, ...]] = {}
+        self.history: dict[Key, list[Version]] = defaultdict(list)
+        self.fired: set[Firing] = set()
+        """What the event stream has ever held."""
+        self._wishes: dict[tuple[str, bytes], Wish] = {}
+        self._commands: dict[Position, Wish] = {}
+        self._by_key: dict[Key, list[Position]] = defaultdict(list)
+        self._refused: dict[Position, tuple[str, bytes, Wish]] = {}
+        self._letters: dict[Position, int] = defaultdict(int)
+        self._calls: dict[Key, list[Call]] = defaultdict(list)
+        self._sends: dict[Firing, _Send] = {}
+        self._awaited: dict[str, _Send] = {}
+        self._ids: dict[str, Firing] = {}
+        self._cancels: list[_ConfirmedCancel] = []
+        self._newest: Position = (0, 0)
+        self._forbidden_at: dict[str, float] = {}
+        self._last_sent = ("", 0)
+        self._forgiven: set[Position] = set()
+        """Messages that somebody deleted together with their stream."""
+
+    # What tenants do.
+
+    def expects(self, subject: str, body: bytes, wish: Wish) -> None:
+        """Know what a message means before it is sent."""
+        self._wishes[subject, body] = wish
+
+    def called(self, wish: Wish) -> Call:
+        self.counts.calls += 1
+        call = Call(wish, self.around.now())
+        self._calls[wish.tenant, wish.call].append(call)
+        return call
+
+    # What the broker sees.
+
+    def commands_created(self, created_us: int) -> None:
+        self._newest = max(self._newest, (created_us, 0))
+
+    def command_stored(self, position: Position, subject: str, body: bytes) -> None:
+        wish = self._wishes[subject, body]
+        self._newest = max(self._newest, position)
+        if wish.kind == "refused":
+            self.counts.refused += 1
+            self._refused[position] = (subject, body, wish)
+        else:
+            self.counts.commands += 1
+            self._commands[position] = wish
+            insort(self._by_key[wish.tenant, wish.call], position)
+
+    def commands_deleted(self, positions: Iterable[Position]) -> None:
+        self._forgiven.update(positions)
+
+    def acknowledged(self, position: Position, word: str) -> None:
+        """Check what the service claims when it lets go of a message."""
+        if word == "+TERM":
+            if position not in self._refused:
+                self._violated("I1", f"the valid command {position} was terminated")
+            elif not self._letters[position]:
+                self._violated("I1", f"{position} was terminated before its letter was stored")
+        elif word == "+ACK":
+            wish = self._commands.get(position)
+            if wish is None:
+                self._violated("I1", f"{position} was acknowledged, but it is no valid command")
+            elif not self._is_kept(wish, position):
+                self._violated("I1", f"{position} was acknowledged before its effect was committed")
+
+    def _is_kept(self, wish: Wish, position: Position) -> bool:
+        versions = self.history[wish.tenant, wish.call]
+        row = versions[-1].row if versions else None
+        if row is None:
+            return bool(versions)  # Kept once, and purged since.
+        return row.state == REACHED or row.position >= position
+
+    def event_sent(self, life: int, subject: str, body: bytes, headers: dict[str, str], reply: str) -> None:
+        """Check an event at the moment at which the service hands it over."""
+        now = self.around.now()
+        event = json.loads(body)
+        payload = event["payload"]
+        tenant, call = payload["tenantId"], payload["serviceCallId"]
+        due_ms, generation = parse_ms(payload["dueAt"]), payload["generation"]
+        firing = (tenant, call, generation, due_ms)
+        self._check_form(event, subject, headers, due_ms)
+        reached_ms = parse_ms(payload["reachedAt"])
+        shown_ms = self.around.wall_shown_since(now - 10)
+        if due_ms > reached_ms or due_ms > shown_ms or reached_ms > shown_ms:
+            self._violated("I2", f"{firing} was published at {shown_ms}, {due_ms - shown_ms} ms early")
+        self._check_order(reply, due_ms)
+        self._check_accepted(firing, event.get("correlationId"), now)
+        self._check_repetition(firing, event["id"], life, now)
+        send = _Send(life, now, event["id"])
+        self._sends[firing] = self._awaited[reply] = send
+
+    def _check_form(self, event: dict[str, Any], subject: str, headers: dict[str, str], due_ms: int) -> None:
+        payload = event["payload"]
+        tenant = payload["tenantId"]
+        if subject != f"timer.events.{tenant}.DueTimeReached" or event["tenantId"] != tenant:
+            self._violated("I5", f"an event of {tenant} was published on {subject}")
+        identity = UUID(event["id"])
+        stamped_ms = identity.int >> 80
+        if identity.version != 7 or stamped_ms != max(due_ms, 0) or headers["Nats-Msg-Id"] != event["id"]:
+            self._violated("I3", f"the id {identity} is no UUIDv7 of {due_ms}, or not the message's id")
+        wrong = (
+            event["type"] != "DueTimeReached"
+            or payload["_tag"] != "DueTimeReached"
+            or event["aggregateId"] != payload["serviceCallId"]
+            or "causationId" in event
+        )
+        if wrong:
+            self._violated("I4", f"not an event of the contract: {event}")
+
+    def _check_order(self, reply: str, due_ms: int) -> None:
+        """Check that what goes out together goes out oldest first."""
+        batch = reply.rpartition(".")[0]
+        last_batch, last_due_ms = self._last_sent
+        if batch == last_batch and due_ms < last_due_ms:
+            self._violated("I7", f"a timer due at {due_ms} goes out after one due at {last_due_ms}")
+        self._last_sent = (batch, due_ms)
+
+    def _check_accepted(self, firing: Firing, correlation: str | None, now: float) -> None:
+        tenant, call, generation, due_ms = firing
+        versions = self.history[tenant, call]
+        own = [
+            index
+            for index, version in enumerate(versions)
+            if version.row is not None
+            and (version.row.state, version.row.generation, version.row.due_ms)
+            == (SCHEDULED, generation, due_ms)
+        ]
+        if not own:
+            self._violated("I4", f"{firing} was published, but was never accepted")
+            return
+        if correlation not in [versions[index].row.correlation for index in own]:  # type: ignore[union-attr]
+            self._violated("I4", f"{firing} was published with the correlation id {correlation!r}")
+        last = own[-1]
+        if last == len(versions) - 1:
+            self._check_punctual(firing, versions[own[0]].since, now)
+        elif now - versions[last + 1].since > self.around.slack_s:
+            after = versions[last + 1]
+            self._violated("I4", f"{firing} was published, but since {after.since:.3f} it is {after.row}")
+
+    def _check_punctual(self, firing: Firing, accepted_at: float, now: float) -> None:
+        if firing in self._sends:
+            return
+        due_at = now - (self.around.wall_ms() - firing[3]) / 1000
+        since = max(accepted_at, due_at)
+        late_s = now - since
+        if late_s > self.around.punctual_s and not self.around.disturbed(since, now):
+            self._violated("I7", f"{firing} is {late_s:.3f} s late although nothing is wrong")
+
+    def _check_repetition(self, firing: Firing, event_id: str, life: int, now: float) -> None:
+        before = self._sends.get(firing)
+        if self._ids.setdefault(event_id, firing) != firing:
+            self._violated("I3", f"{firing} has the id of {self._ids[event_id]}")
+        if before is None:
+            return
+        self.counts.published_again += 1
+        if before.event_id != event_id:
+            self._violated("I3", f"{firing} was published again under another id")
+        confirmed_at = before.confirmed_at
+        known = confirmed_at is not None and confirmed_at - before.at < CONFIRM_LIMIT_S
+        if any(version.row is None for version in self.history[firing[:2]]):
+            return  # Beyond its retention nothing is remembered of a timer.
+        forbidden = self._forbidden_at.get(firing[0].lower(), -1e9) > before.at - CONFIRM_LIMIT_S
+        if known and before.life == life and self.around.last_freeze_end < before.at and not forbidden:
+            self._violated("I3", f"{firing} was published again, although it was confirmed at {confirmed_at}")
+
+    def confirmation_arrived(self, inbox: str, body: bytes) -> None:
+        send = self._awaited.pop(inbox, None)
+        if send is not None and b'"error"' not in body and body:
+            send.confirmed_at = self.around.now()
+
+    def event_forbidden(self, subject: str) -> None:
+        """Know that the broker refuses a subject: everything on its way there counts as refused.
+
+        So do subjects that differ in case only, because nats-py tells of it in lower case.
+        """
+        self._forbidden_at[subject.split(".")[2].lower()] = self.around.now()
+
+    def event_stored(self, body: bytes, *, duplicate: bool) -> None:
+        payload = json.loads(body)["payload"]
+        firing = (
+            payload["tenantId"],
+            payload["serviceCallId"],
+            payload["generation"],
+            parse_ms(payload["dueAt"]),
+        )
+        if firing in self.fired and not duplicate:
+            self.counts.stored_again += 1
+        if firing not in self.fired:
+            self.counts.fired += 1
+            self.fired.add(firing)
+
+    def letter_stored(self, subject: str, body: bytes) -> None:
+        letter = json.loads(body)
+        text = letter["body"]
+        original = b64decode(text) if letter["bodyEncoding"] == "base64" else text.encode()
+        found = [
+            (position, wish)
+            for position, (sent_on, sent, wish) in self._refused.items()
+            if position[1] == letter["sequence"]
+            and sent_on == letter["subject"]
+            and (sent == original or (letter.get("bodyTruncated") and sent.startswith(original)))
+        ]
+        if not found:
+            self._violated("I4", f"a letter about a message that nobody refused: {letter}")
+            return
+        position, wish = found[-1]
+        self._letters[position] += 1
+        if self._letters[position] > 1:
+            self._violated("I3", f"{self._letters[position]} letters about {position}")
+        if letter["reason"] not in wish.reasons:
+            self._violated(
+                "I4", f"{position} was refused as {letter['reason']}, not as one of {set(wish.reasons)}"
+            )
+        if subject != f"timer.deadletter.{wish.letter_tenant}":
+            self._violated("I5", f"the letter of {position} stands on {subject}")
+
+    # What the database holds after each commit.
+
+    def committed(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Compare with the commit before: every difference must be something that the contract allows."""
+        self.counts.commits += 1
+        now_rows = {(row[0], row[1]): row for row in rows}
+        for key, raw in now_rows.items():
+            before = self.rows.get(key)
+            if before != raw:
+                self._changed(key, before, raw)
+        for key in self.rows.keys() - now_rows.keys():
+            self._removed(key)
+        self.rows = now_rows
+        self.counts.timers = max(self.counts.timers, len(now_rows))
+
+    def reopened(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Check that a crash has lost nothing that was committed."""
+        found = {(row[0], row[1]): row for row in rows}
+        if found != self.rows:
+            lost = {key: row for key, row in self.rows.items() if found.get(key) != row}
+            self._violated("I1", f"after the crash these are not as they were committed: {lost}")
+
+    def _changed(self, key: Key, raw_before: tuple[Any, ...] | None, raw: tuple[Any, ...]) -> None:
+        before = None if raw_before is None else _row(raw_before)
+        after = _row(raw)
+        self.around.note(f"commit {key[0]}/{key[1]}: {_short(before)} -> {_short(after)}")
+        self._check_shape(key, raw, raw_before)
+        if before is not None and after == replace(before, state=REACHED) and before.state == SCHEDULED:
+            assert before.due_ms is not None
+            if (*key, before.generation, before.due_ms) not in self.fired:
+                self._violated("I1", f"{key} was marked as reached, but no event of it is stored")
+        elif not self._explained_by_commands(key, before, after) and not self._explained_by_call(
+            key, before, after
+        ):
+            self._violated("I4", f"nothing explains the change of {key} from {before} to {after}")
+        self.history[key].append(Version(self.around.now(), after))
+
+    def _check_shape(self, key: Key, raw: tuple[Any, ...], before: tuple[Any, ...] | None) -> None:
+        state, registered, reached, cancelled = raw[2], raw[5], raw[7], raw[8]
+        if before is not None and before[5] != registered:
+            self._violated("I4", f"the registration of {key} changed from {before[5]} to {registered}")
+        if (state == REACHED) != (reached is not None) or (state == CANCELLED) != (cancelled is not None):
+            self._violated("I4", f"{key} contradicts itself: {raw}")
+
+    def _explained_by_commands(self, key: Key, before: Row | None, after: Row) -> bool:
+        """Tell whether some of the newer commands, in their order, lead from one row to the other."""
+        oldest = (0, 0) if before is None else before.position
+        newer = [p for p in self._by_key[key] if oldest < p <= after.position]
+        if not newer or newer[-1] != after.position:
+            return False
+        reachable: set[Row | None] = {before}
+        for position in newer:
+            moved: set[Row | None] = {_applied(row, self._commands[position], position) for row in reachable}
+            # A command that is overtaken by a newer one is never applied: only the last one must be.
+            reachable = moved if position == newer[-1] else moved | reachable
+        return after in reachable
+
+    def _explained_by_call(self, key: Key, before: Row | None, after: Row) -> bool:
+        older = before is not None and after.position < before.position
+        if older or after.position > self._newest:
+            return False
+        now = self.around.now()
+        return any(
+            _applied(before, call.wish, after.position) == after
+            for call in self._calls[key]
+            if call.wish.kind in ("schedule", "cancel")
+            if call.answered_at is None or call.answered_at >= now
+        )
+
+    def _removed(self, key: Key) -> None:
+        row = self.rows[key]
+        ended = row[7] or row[8]
+        limit = self.around.retention_ms
+        # Purging reads the clock a little before it commits.
+        latest_ms = self.around.wall_shown_since(self.around.now() - 30)
+        if row[2] == SCHEDULED or limit is None or parse_ms(ended) > latest_ms - limit:
+            self._violated("I1", f"{key} was deleted: {row}")
+        self.history[key].append(Version(self.around.now(), None))
+
+    # What callers are told.
+
+    def answered(self, call: Call, error_code: str | None, body: bytes) -> None:
+        """Check a definite answer against what was committed between question and answer."""
+        call.answered_at = self.around.now()
+        key = (call.wish.tenant, call.wish.call)
+        since = self._versions_since(key, call.sent_at)
+        if error_code is not None:
+            missing = call.wish.kind == "get" and error_code == "404" and self._was_missing(key, call.sent_at)
+            if error_code != "503" and not missing:
+                self._violated("I4", f"a valid call was answered with {error_code}: {call}")
+            return
+        self.counts.definite_answers += 1
+        answer = json.loads(body)
+        if call.wish.kind == "list":
+            self._check_list(call, answer["timers"])
+            return
+        self._check_shown(key, answer["timer"], call.sent_at)
+        if call.wish.kind == "get":
+            return
+        outcome = answer["outcome"]
+        if not self._outcome_holds(call.wish, outcome, since):
+            self._violated("I1", f"{call} was answered with {outcome}, but since then it was {since}")
+        if outcome == "cancelled":
+            cancelled = frozenset(
+                (*key, row.generation, row.due_ms or 0) for row in since if row.state == CANCELLED
+            )
+            self._cancels.append(_ConfirmedCancel(cancelled, call.answered_at))
+
+    def _check_shown(self, key: Key, timer: dict[str, Any], since: float) -> None:
+        """Check that a timer in an answer is as the timer was at some moment since the question."""
+        rows = self._versions_since(key, since)
+        due_ms = None if timer.get("dueAt") is None else parse_ms(timer["dueAt"])
+        shown = (timer["state"], due_ms, timer["generation"], timer.get("correlationId"))
+        if (timer["tenantId"], timer["serviceCallId"]) != key:
+            self._violated("I5", f"the answer about {key} tells of {timer}")
+        if shown not in [(row.state, row.due_ms, row.generation, row.correlation) for row in rows]:
+            self._violated("I4", f"{key} was said to be {shown}, but since the call it was {rows}")
+
+    def _check_list(self, call: Call, timers: list[dict[str, Any]]) -> None:
+        order = [(timer["dueAt"], timer["serviceCallId"]) for timer in timers]
+        if order != sorted(order):
+            self._violated("I4", f"a list is not in order: {order}")
+        for timer in timers:
+            self._check_shown((call.wish.tenant, timer["serviceCallId"]), timer, call.sent_at)
+        listed = {timer["serviceCallId"] for timer in timers}
+        for (tenant, name), versions in self.history.items():
+            if tenant != call.wish.tenant or name in listed or not versions or len(timers) >= LIST_LIMIT:
+                continue
+            last = versions[-1]
+            if last.since < call.sent_at and last.row is not None and last.row.due_ms is not None:
+                self._violated("I4", f"{tenant}/{name} is missing in the list: {listed}")
+
+    def _was_missing(self, key: Key, since: float) -> bool:
+        versions = self.history[key]
+        return not versions or versions[0].since > since or any(version.row is None for version in versions)
+
+    def _versions_since(self, key: Key, moment: float) -> list[Row]:
+        versions = self.history[key]
+        first = max((i for i, version in enumerate(versions) if version.since <= moment), default=0)
+        return [version.row for version in versions[first:] if version.row is not None]
+
+    def _outcome_holds(self, wish: Wish, outcome: str, rows: list[Row]) -> bool:
+        if outcome == "already_reached":
+            return any(row.state == REACHED for row in rows)
+        if wish.kind == "cancel":
+            return outcome in ("cancelled", "already_cancelled", "not_found") and any(
+                row.state == CANCELLED for row in rows
+            )
+        return outcome in ("scheduled", "rescheduled", "unchanged") and any(
+            (row.state, row.due_ms) == (SCHEDULED, wish.due_ms) for row in rows
+        )
+
+    # What must hold at the end.
+
+    def overdue(self) -> list[tuple[Key, Row]]:
+        """Return what is scheduled and should have fired a second ago."""
+        latest_ms = self.around.wall_ms() - 1000
+        rows = [(key, _row(raw)) for key, raw in self.rows.items() if raw[2] == SCHEDULED]
+        return [(key, row) for key, row in rows if row.due_ms is not None and row.due_ms <= latest_ms]
+
+    def settled(self) -> None:
+        """Check what must be true once faults have stopped and the stated time has passed."""
+        for key, row in self.overdue():
+            self._violated("I7", f"{key} is due and still {row}")
+        for position in self._refused:
+            if self._letters[position] != 1 and position not in self._forgiven:
+                self._violated("I1", f"{self._letters[position]} letters about the refused {position}")
+        for cancel in self._cancels:
+            if cancel.firings <= self.fired:
+                self._violated(
+                    "I4", f"{set(cancel.firings)} was said to be cancelled at {cancel.at:.3f}, but it fired"
+                )
+
+    def _violated(self, invariant: str, text: str) -> None:
+        self.around.violated(invariant, text)
+
+
+def _applied(row: Row | None, wish: Wish, position: Position) -> Row:
+    """Return a row after a command: the table in section 2 of the contract."""
+    if row is None:
+        if wish.kind == "schedule":
+            return Row(SCHEDULED, wish.due_ms, 1, wish.correlation, position)
+        return Row(CANCELLED, None, 0, None, position)
+    if row.state == REACHED:
+        return row
+    if wish.kind == "cancel":
+        return replace(row, state=CANCELLED, position=position)
+    same = row.state == SCHEDULED and row.due_ms == wish.due_ms
+    return Row(
+        SCHEDULED,
+        wish.due_ms,
+        row.generation if same else row.generation + 1,
+        wish.correlation or row.correlation,
+        position,
+    )
+
+
+def _row(raw: tuple[Any, ...]) -> Row:
+    due_ms = None if raw[3] is None else parse_ms(raw[3])
+    return Row(raw[2], due_ms, raw[4], raw[6], (raw[9], raw[10]))
+
+
+def _short(row: Row | None) -> str:
+    if row is None:
+        return "nothing"
+    return f"{row.state} due {row.due_ms} generation {row.generation} at {row.position[1]}"
+
+
+@lru_cache(maxsize=4096)
+def parse_ms(text: str) -> int:
+    """Read `YYYY-MM-DDTHH:MM:SS.sssZ` as milliseconds since 1970."""
+    if len(text) != 24 or text[23] != "Z" or text[10] != "T" or text[19] != ".":
+        raise ValueError(f"not the one form of time: {text!r}")
+    moment = datetime(
+        *(int(text[start:end]) for start, end in ((0, 4), (5, 7), (8, 10), (11, 13), (14, 16), (17, 19))),  # type: ignore[misc,arg-type]
+        tzinfo=UTC,
+    )
+    seconds = (moment - datetime(1970, 1, 1, tzinfo=UTC)).days * 86_400
+    return (seconds + moment.hour * 3600 + moment.minute * 60 + moment.second) * 1000 + int(text[20:23])

@@ -1,0 +1,191 @@
+"""Bugs planted into the service on purpose, to see whether the simulation finds them."""
+
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+from timer_service import service, wire
+from timer_service.adapters.nats import bus
+from timer_service.adapters.sqlite import store
+from timer_service.domain import messages
+from timer_service.domain import timer as rules
+from timer_service.service import Service
+from timer_service.workflows import fire_due_timers, schedule_timers
+
+Change = Callable[[ExitStack], None]
+
+
+def rewritten(owner: type | ModuleType, name: str, *replacements: tuple[str, str]) -> Change:
+    """Plant a bug by changing the text of a function; each text to replace must stand there exactly once."""
+    attribute = inspect.getattr_static(owner, name)
+    function = getattr(attribute, "__wrapped__", attribute)
+    assert isinstance(function, FunctionType)
+    source = inspect.getsource(function)
+    for old, new in replacements:
+        assert source.count(old) == 1, f"{name} no longer holds {old!r} once: plant this bug in another way"
+        source = source.replace(old, new)
+    found: dict[str, Any] = {}
+    exec(compile(textwrap.dedent(source), f"<planted in {name}>", "exec"), function.__globals__, found)
+    return replaced(owner, name, found[function.__name__])
+
+
+def replaced(owner: type | ModuleType, name: str, value: object) -> Change:
+    """Plant a bug by putting something else in the place of a function or constant."""
+
+    def plant(stack: ExitStack) -> None:
+        stack.enter_context(patch.object(owner, name, value))
+
+    return plant
+
+
+def sql(name: str, old: str, new: str) -> Change:
+    """Plant a bug in a statement of the store."""
+    statement: str = getattr(store, name)
+    assert old in statement, f"{name} no longer holds {old!r}: plant this bug in another way"
+    return replaced(store, name, statement.replace(old, new))
+
+
+def _as_imported(owner: ModuleType, name: str) -> Change:
+    """Let the loops use what was planted: they have imported the function under its own name."""
+
+    def plant(stack: ExitStack) -> None:
+        stack.enter_context(patch.object(service, name, getattr(owner, name)))
+
+    return plant
+
+
+def _together(*changes: Change) -> Change:
+    def plant(stack: ExitStack) -> None:
+        for change in changes:
+            change(stack)
+
+    return plant
+
+
+def _fresh_id() -> Change:
+    numbers = itertools.count(1)
+
+    def fresh(event: messages.DueTimeReached) -> UUID:
+        due_ms = max(messages.epoch_ms(event.due_at), 0)
+        return UUID(int=due_ms << 80 | 0x7 << 76 | 0b10 << 62 | next(numbers))
+
+    return replaced(messages.DueTimeReached, "id", property(fresh))
+
+
+PLANTED: dict[str, Callable[[], Change]] = {
+    "mark before publish": lambda: _together(
+        rewritten(
+            fire_due_timers,
+            "fire_due_timers",
+            (
+                "        results = await bus.publish(events) if events else []\n",
+                """\
+        if events:
+            await claim.mark_reached(events)
+        results = await bus.publish(events) if events else []
+""",
+            ),
+        ),
+        _as_imported(fire_due_timers, "fire_due_timers"),
+    ),
+    "acknowledge before commit": lambda: _together(
+        rewritten(
+            schedule_timers,
+            "schedule_timers",
+            ("        await batch.acknowledge()\n", ""),
+            (
+                "        outcomes = await retry",
+                "        await batch.acknowledge()\n        outcomes = await retry",
+            ),
+        ),
+        _as_imported(schedule_timers, "schedule_timers"),
+    ),
+    "a fresh id for a repetition": _fresh_id,
+    "earlier than instead of not later than": lambda: _together(
+        sql("FIND_DUE", "due_at <= :now", "due_at < :now"),
+        sql("FIND_DUE_TENANTS", "due_at <= :now", "due_at < :now"),
+        sql("FIND_DUE_IN_TURNS", "due_at <= :now", "due_at < :now"),
+    ),
+    "no generation guard": lambda: sql("_MARK_REACHED", "generation = ?", "? > 0"),
+    "no redelivery guard": lambda: replaced(rules, "_is_superseded", lambda command, timer: False),
+    "missing tenant filter on mark": lambda: sql("_MARK_REACHED", "tenant_id = ?", "? <> ''"),
+    "missing tenant filter on get": lambda: sql("_GET", "tenant_id = ?", "? <> ''"),
+    "wake-up checked before waiting": lambda: rewritten(
+        Service,
+        "_fire",
+        ("            self._wake.clear()\n", ""),
+        (
+            "                await self._sleep_until(report.next_due_at)",
+            "                self._wake.clear()\n                await self._sleep_until(report.next_due_at)",
+        ),
+    ),
+    "cancel without tombstone": lambda: rewritten(
+        store.SqliteTimerStore,
+        "_apply",
+        (
+            "if timers[key] is not before:",
+            "if timers[key] is not before and outcome is not Outcome.NOT_FOUND:",
+        ),
+    ),
+    "due time rounded down": lambda: rewritten(
+        wire, "_round_up", ('milliseconds + 1 if fraction[3:].strip("0") else milliseconds', "milliseconds")
+    ),
+    "a new due time keeps the generation": lambda: rewritten(
+        rules, "_schedule", ("timer.generation + 1 if moved", "timer.generation if moved")
+    ),
+    "a reached timer is scheduled anew": lambda: _together(
+        rewritten(
+            rules,
+            "apply",
+            (
+                "timer.state is TimerState.REACHED",
+                "timer.state is TimerState.REACHED and not isinstance(command, ScheduleTimer)",
+            ),
+        ),
+        rewritten(
+            rules,
+            "_schedule",
+            ("anew = timer.state is TimerState.CANCELLED", "anew = timer.state is not TimerState.SCHEDULED"),
+            ("cancelled_at=None,", "cancelled_at=None, reached_at=None,"),
+        ),
+    ),
+    "terminate before the letter": lambda: rewritten(
+        bus.NatsEventBus,
+        "_write_letters",
+        (
+            "        results = await publisher.publish(",
+            """\
+        await self.answer([(incoming, b"+TERM") for incoming in refused])
+        results = await publisher.publish(""",
+        ),
+    ),
+    "an unconfirmed event counts as confirmed": lambda: _together(
+        rewritten(
+            fire_due_timers,
+            "fire_due_timers",
+            ("if r.outcome is Published.CONFIRMED]\n        marked = 0", "]\n        marked = 0"),
+        ),
+        _as_imported(fire_due_timers, "fire_due_timers"),
+    ),
+    "sleep without regard to the poll interval": lambda: rewritten(
+        Service,
+        "_sleep_until",
+        ("seconds = min(seconds, max(0.0, ", "seconds = (max(0.0, "),
+    ),
+}
+"""Name of the bug to what plants it."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Run the block with one bug in the service."""
+    change = PLANTED[name]()
+    with ExitStack() as stack:
+        change(stack)
+        yield

@@ -1,0 +1,154 @@
+"""One life of the service: the real composition root, on the simulated machine."""
+
+import asyncio
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import copy_context
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import aiosqlite
+import structlog
+
+from tests.simulation.client import SimulatedNats
+from tests.simulation.clock import WallClock
+from tests.simulation.disk import Disk
+from tests.simulation.loop import PROCESS, VirtualLoop
+from timer_service import bootstrap, wire
+from timer_service.adapters.nats import bus, pull
+from timer_service.adapters.sqlite import schema, store
+from timer_service.adapters.system import SystemClock
+from timer_service.config import Settings, load_settings
+from timer_service.service import Service, run_service
+
+_SETTINGS = load_settings(http_port=0)
+
+
+class Machine(Protocol):
+    """What a process runs on."""
+
+    loop: VirtualLoop
+    disk: Disk
+    nats: SimulatedNats
+    wall: WallClock
+    chance: Callable[[], float]
+    verbose: bool
+
+    def logged(self, level: str, event: str, fields: dict[str, Any]) -> None: ...
+
+
+def settings(**values: Any) -> Settings:
+    """Return settings without asking the environment again."""
+    return _SETTINGS.model_copy(update=values)
+
+
+class Process:
+    """The service from its start to its end, however it ends."""
+
+    def __init__(self, number: int, machine: Machine, configured: Settings) -> None:
+        self.number = number
+        self.dead = False
+        self.frozen = False
+        self.parked: list[asyncio.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.service: Service | None = None
+        self.suspended_s = 0.0
+        self._machine = machine
+        self._settings = configured
+        context = copy_context()
+        context.run(PROCESS.set, self)
+        self._stop: asyncio.Event = asyncio.Event()
+        self.main = machine.loop.create_task(self._run(), context=context)
+
+    async def _run(self) -> None:
+        async with bootstrap.open_service(self._settings) as service:
+            self.service = service
+            await run_service(service, self._stop)
+
+    def stop(self) -> None:
+        """Ask it to end, as SIGTERM does."""
+        self._stop.set()
+
+    def kill(self) -> None:
+        """End it at once: nothing that it still tries has any effect."""
+        self.dead = True
+        self.thaw()
+        self._machine.disk.crash()
+        self._machine.nats.process_died(self)
+        for task in self.tasks:
+            task.cancel()
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self._machine.loop._ready.extend(self.parked)
+        self.parked.clear()
+
+    @property
+    def is_gone(self) -> bool:
+        return all(task.done() for task in self.tasks)
+
+
+@contextmanager
+def installed(machine: Machine) -> Iterator[None]:
+    """Put the simulated machine under the service's adapters."""
+    wall = machine.wall
+    clock = partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms)
+    sqlite = SimpleNamespace(connect=machine.disk.connect, Connection=aiosqlite.Connection)
+    logging = structlog.get_config()
+
+    def keep(_: object, level: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        machine.logged(level, str(entry.pop("event")), dict(entry))
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[keep],
+        wrapper_class=structlog.make_filtering_bound_logger(20 if machine.verbose else 40),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        with (
+            patch.object(bootstrap, "SystemClock", clock),
+            patch.object(bootstrap, "chance", machine.chance),
+            patch.object(store, "aiosqlite", sqlite),
+            patch.object(bus, "TolerantClient", machine.nats),
+            patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
+            patch.object(schema, "load_migrations", cache(schema.load_migrations)),
+            _schemas_kept(),
+        ):
+            yield
+    finally:
+        structlog.configure(**logging)
+
+
+@contextmanager
+def _schemas_kept() -> Iterator[None]:
+    """Make the schemas of the API once instead of for each connection, to save time."""
+    models = (wire.GetCall, wire.ScheduleCall, wire.ListCall)
+    patches = [patch.object(model, "model_json_schema", dict) for model in models]
+    for started in patches:
+        started.start()
+    try:
+        yield
+    finally:
+        for started in patches:
+            started.stop()
+
+
+def build_template(folder: Path) -> Path:
+    """Return a database that the service's own migrations have made."""
+    path = folder / "template.db"
+    if not path.exists():
+
+        async def make() -> None:
+            async with store.open_sqlite_store(path, lambda: datetime(2026, 1, 1, tzinfo=UTC)):
+                pass
+
+        asyncio.run(make())
+    return path

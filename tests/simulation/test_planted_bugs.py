@@ -1,0 +1,34 @@
+"""The simulation proves itself: a bug that is planted on purpose does not stay hidden."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.planted import PLANTED, planted
+from tests.simulation.world import run_seed, workshop
+
+MOST_SEEDS = 200
+Workshop = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Workshop]:
+    with workshop() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(shop: Workshop, bug: str) -> None:
+    with planted(bug):
+        caught = next((seed for seed in range(MOST_SEEDS) if run_seed(seed, *shop).violations), None)
+
+    assert caught is not None, f"{bug!r} breaks no invariant in {MOST_SEEDS} seeds"
+
+
+def test_no_planted_bug_stays_behind(shop: Workshop) -> None:
+    for bug in PLANTED:
+        with planted(bug):
+            pass
+
+    assert run_seed(0, *shop).violations == []

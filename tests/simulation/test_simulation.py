@@ -1,0 +1,80 @@
+"""Hundreds of short lives of the service, each with its own load and faults, each the same every time."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.plan import make_plan
+from tests.simulation.world import FAULT_KINDS, run_seed, workshop
+
+SEEDS = 200
+PART = 25
+Workshop = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Workshop]:
+    with workshop() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_every_invariant_holds_whatever_a_seed_chooses(shop: Workshop, first: int) -> None:
+    tallies = [run_seed(seed, *shop) for seed in range(first, first + PART)]
+
+    broken = [tally.seed for tally in tallies if tally.violations]
+    story = "\n".join(run_seed(broken[0], *shop, verbose=True).story) if broken else ""
+    assert not broken, f"seeds {broken} break an invariant; the story of the first:\n{story}"
+
+
+def test_a_seed_tells_the_same_story_every_time(shop: Workshop) -> None:
+    first, second = run_seed(7, *shop, verbose=True), run_seed(7, *shop, verbose=True)
+
+    assert first.story == second.story
+    assert asdict(first) == asdict(second)
+
+
+def test_a_seed_tells_the_same_story_in_another_process(shop: Workshop) -> None:
+    here = [run_seed(seed, *shop).trace_hash for seed in range(3)]
+
+    code = (
+        "from tests.simulation.world import run_seed, workshop\n"
+        "with workshop() as shop: print(*[run_seed(seed, *shop).trace_hash for seed in range(3)])"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert there.stdout.split() == here
+
+
+def test_the_seeds_meet_every_kind_of_fault() -> None:
+    met = {fault.kind for seed in range(SEEDS) for fault in make_plan(seed).faults}
+
+    assert met == FAULT_KINDS
+
+
+def test_the_seeds_meet_everything_that_can_go_wrong_on_the_way(shop: Workshop) -> None:
+    tallies = [run_seed(seed, *shop) for seed in range(60)]
+
+    met = {
+        "commands": sum(tally.counts.commands for tally in tallies),
+        "refused messages": sum(tally.counts.refused for tally in tallies),
+        "definite answers": sum(tally.counts.definite_answers for tally in tallies),
+        "events": sum(tally.counts.fired for tally in tallies),
+        "events published again": sum(tally.counts.published_again for tally in tallies),
+        "crashes": sum(tally.crashes for tally in tallies),
+        "outages": sum(tally.outages for tally in tallies),
+        "store errors": sum(tally.store_errors for tally in tallies),
+    }
+    assert min(met.values()) > 0, met

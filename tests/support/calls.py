@@ -1,0 +1,22 @@
+"""Call the service's API as any NATS client does."""
+
+import json
+from typing import Any
+
+from tests.support.world import World
+
+
+async def call(world: World, endpoint: str, tenant: str = "acme", **request: Any) -> dict[str, Any]:
+    """Call an endpoint; an error comes back as {"code": …, "error": …}."""
+    return await call_raw(world, f"{world.prefix}.api.{tenant}.{endpoint}", json.dumps(request).encode())
+
+
+async def call_raw(
+    world: World, subject: str, body: bytes, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
+    answer = await world.client.request(subject, body, timeout=5, headers=headers)
+    found = answer.headers or {}
+    if "Nats-Service-Error" in found:
+        return {"code": found["Nats-Service-Error-Code"], "error": found["Nats-Service-Error"]}
+    result: dict[str, Any] = json.loads(answer.data)
+    return result

@@ -1,0 +1,127 @@
+"""The benchmark's arithmetic, and that the README says what was measured."""
+
+import json
+import re
+
+import pytest
+from bench import figures
+from bench.report import Figure, Goal, percentile, shown, table
+
+AT_LEAST_HALF = Goal(0.5, 0.8, of="ratio", at_least=True)
+AT_MOST_50 = Goal(50, 10)
+BOUNDS = ["≥ 0.5 ×", "≥ 0.8 ×"]
+
+
+def test_the_readme_shows_the_latest_results() -> None:
+    readme = figures.README.read_text("utf-8")
+    results = json.loads(figures.LATEST.read_text("utf-8"))
+
+    assert readme == figures.insert(readme, figures.render(results))
+
+
+def test_the_latest_results_are_a_whole_run() -> None:
+    results = json.loads(figures.LATEST.read_text("utf-8"))
+
+    parts = {figure["part"] for figure in results["figures"]}
+    assert results["run"]["plan"] == "full"
+    assert parts == {
+        "limits",
+        "ingest",
+        "burst",
+        "steady",
+        "both",
+        "scale",
+        "polls",
+        "fairness",
+        "peers",
+    }
+
+
+def test_every_row_of_the_readme_was_measured() -> None:
+    results = json.loads(figures.LATEST.read_text("utf-8"))
+
+    own = [line for line in figures.render(results).splitlines() if line.startswith("| ")]
+
+    assert [line for line in own if line.split("|")[2].strip() == "—"] == []
+
+
+def test_inserting_replaces_only_what_stands_between_the_markers() -> None:
+    text = f"above\n{figures.BEGIN}\nold\n{figures.END}\nbelow\n"
+
+    assert figures.insert(text, "new") == f"above\n{figures.BEGIN}\nnew\n{figures.END}\nbelow\n"
+
+
+def test_inserting_twice_changes_nothing_more() -> None:
+    once = figures.insert(f"above {figures.BEGIN}{figures.END} below", "| new |")
+
+    assert figures.insert(once, "| new |") == once
+
+
+@pytest.mark.parametrize("text", ["", figures.BEGIN, figures.END, f"{figures.END} {figures.BEGIN}"])
+def test_a_readme_without_both_markers_is_refused(text: str) -> None:
+    with pytest.raises(figures.MarkersMissing, match="must hold the lines"):
+        figures.insert(text, "new")
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.5, 50.0), (0.99, 99.0), (0.999, 100.0), (1.0, 100.0), (0.001, 1.0)]
+)
+def test_a_percentile_is_a_value_that_was_measured(share: float, expected: float) -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+
+    assert percentile(values, share) == expected
+
+
+def test_a_percentile_of_one_value_is_that_value() -> None:
+    assert [percentile([7.0], share) for share in (0.0, 0.5, 0.999, 1.0)] == [7.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (12_345.6, "/s", "12,346 /s"),
+        (312.4, "B", "312 B"),
+        (42.04, "ms", "42 ms"),
+        (1.236, "ms", "1.24 ms"),
+        (0.01234, "s", "0.012 s"),
+        (0.0, "% of a core", "0 % of a core"),
+        (100.0, "", "100"),
+        (None, "ms", ""),
+    ],
+)
+def test_a_number_is_shown_with_the_digits_that_mean_something(
+    value: float | None, unit: str, expected: str
+) -> None:
+    assert shown(value, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "goal", "expected"),
+    [
+        (80.0, 100.0, AT_LEAST_HALF, "aim"),
+        (50.0, 100.0, AT_LEAST_HALF, "must"),
+        (49.0, 100.0, AT_LEAST_HALF, "missed"),
+        (10.0, 1.0, AT_MOST_50, "aim"),
+        (50.0, None, AT_MOST_50, "must"),
+        (50.1, None, AT_MOST_50, "missed"),
+        (50.0, 100.0, None, ""),
+    ],
+)
+def test_a_figure_is_judged_by_its_goal(
+    value: float, limit: float | None, goal: Goal | None, expected: str
+) -> None:
+    assert Figure("part", "name", value, "/s", "limit", limit, goal).verdict == expected
+
+
+def test_the_table_shows_each_figure_beside_its_limit_and_its_goals() -> None:
+    measured = [
+        Figure("limits", "client publishes", 20_000, "/s"),
+        Figure("burst", "all at once", 11_000, "/s", "client publishes", 20_000, AT_LEAST_HALF),
+    ]
+
+    cells = [re.split(r"\s{2,}", line) for line in table(measured).splitlines()]
+    assert cells == [
+        ["part", "figure", "value", "limit", "ratio", "must", "aim", "stands"],
+        ["limits", "client publishes", "20,000 /s"],
+        ["burst", "all at once", "11,000 /s", "20,000 /s client publishes", "0.55", *BOUNDS, "must"],
+    ]
