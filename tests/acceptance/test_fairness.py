@@ -36,8 +36,8 @@ def _insert_due(world: World, timers: Iterable[tuple[str, str, datetime]]) -> No
     now = iso(in_seconds(0))
     with contextlib.closing(sqlite3.connect(world.db_path)) as link, link:
         link.executemany(
-            "INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,"
-            " stream_created_us, stream_sequence) VALUES (?, ?, 'Scheduled', ?, 1, ?, 1, 1)",
+            "INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, "
+            "registered_at, stream_created_us, stream_sequence) VALUES (?, ?, 'Scheduled', ?, 1, ?, 1, 1)",
             [(tenant, call, iso(due), now) for tenant, call, due in timers],
         )
 

@@ -376,7 +376,7 @@ def test_a_ca_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "a.file").write_text("not a certificate")
 
     with pytest.raises(
-        InvalidConfiguration, match="TIMER_BROKER_TLS_CA='a.file': must be .* PEM certificates"
+        InvalidConfiguration, match=r"TIMER_BROKER_TLS_CA='a\.file': must be .* PEM certificates"
     ):
         load(monkeypatch, TIMER_BROKER_TLS_CA="a.file")
 
