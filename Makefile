@@ -23,7 +23,7 @@ run: install  ## Run the service with a broker of its own
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest
+	$(BIN)/pytest -n 4 --dist worksteal
 
 check: install  ## Check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -93,6 +93,8 @@ class TimerClient:
         """
         subject = f"{self._prefix}.events.{tenant_id or '*'}.{wire.DUE_TIME_REACHED}"
         subscription = await self._connection.subscribe(subject)
+        # Twice, because nats-py may send the first ping ahead of the subscription.
+        await self._connection.flush()
         await self._connection.flush()
         subscribed()
         async for message in subscription.messages:

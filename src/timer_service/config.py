@@ -148,6 +148,12 @@ class Settings(BaseSettings):
     broker_nkey: Annotated[Path, AfterValidator(_nkey_seed)] | None = _setting(
         None, "File with the NKey seed", f"{_A_FILE}, with an NKey seed"
     )
+    broker_inbox_prefix: str = _setting(
+        "_INBOX",
+        "First tokens of the subjects on which answers come in; permissions may allow each user its own",
+        "_INBOX, or _INBOX and further tokens of letters, digits, _ and -, such as _INBOX.service",
+        pattern=r"^_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$",
+    )
     broker_tls_ca: Annotated[Path, AfterValidator(_certificates)] | None = _setting(
         None, "CA certificates to trust instead of the system's", f"{_A_FILE}, with PEM certificates"
     )
@@ -224,7 +230,10 @@ class Settings(BaseSettings):
 
     def nats_connect_options(self) -> dict[str, Any]:
         """Return the arguments of `nats.connect` that these settings stand for."""
-        options: dict[str, Any] = {"servers": self.broker_url.split(",")}
+        options: dict[str, Any] = {
+            "servers": self.broker_url.split(","),
+            "inbox_prefix": self.broker_inbox_prefix,
+        }
         if self.broker_user is not None and self.broker_password is not None:
             options |= {"user": self.broker_user, "password": self.broker_password.get_secret_value()}
         if self.broker_token is not None:

@@ -27,7 +27,7 @@ LONGEST_BACKOFF_S: Final = 1.0
 SHUTDOWN_GRACE_S: Final = 10.0
 """From the signal to the end: time to finish the batch in hand."""
 SILENT_S: Final = 30.0
-"""A worker that has not polled for so long is taken for dead."""
+"""A worker that has not polled for so long, or for two poll intervals, is taken for dead."""
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 PURGE_BATCH: Final = 500
 PURGE_PAUSE_S: Final = 0.1
@@ -63,6 +63,7 @@ class Service:
         self._clock = clock
         self._chance = chance
         self._poll_interval_s = poll_interval_s
+        self._silent_s = max(SILENT_S, 2 * poll_interval_s)
         self._batch_size = batch_size
         self._precise_wakeup = precise_wakeup
         self._retention = retention
@@ -97,7 +98,7 @@ class Service:
         if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
             problems["disk"] = f"only {self._free_bytes} bytes are free"
         return Health(
-            stuck=f"has not polled for {silent_s:.0f} s" if silent_s > SILENT_S else None,
+            stuck=f"has not polled for {silent_s:.0f} s" if silent_s > self._silent_s else None,
             problems={part: problem for part, problem in problems.items() if problem is not None},
         )
 

@@ -434,6 +434,7 @@ async def test_a_tenant_cannot_forge_the_confirmation_of_another_s_event(
         heard = await acme.connection.subscribe("timer.events.acme.DueTimeReached")
         await acme.send("acme", "own", LONG_AGO)
         inbox, batch, _ = (await heard.next_msg(timeout=WAIT_S)).reply.rsplit(".", 2)
+        await asyncio.to_thread(site.service.wait_for_log, "batch.fired")
         # From here on the broker confirms no event, so that any confirmation is forged.
         await operator.connection.jetstream().update_stream(
             StreamConfig(name="TIMER_EVENTS", subjects=["timer.events.>"], no_ack=True)

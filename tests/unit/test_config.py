@@ -48,6 +48,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_BROKER_TOKEN": "",
         "TIMER_BROKER_CREDS": "",
         "TIMER_BROKER_NKEY": "",
+        "TIMER_BROKER_INBOX_PREFIX": "_INBOX",
         "TIMER_BROKER_TLS_CA": "",
         "TIMER_BROKER_TLS_CERT": "",
         "TIMER_BROKER_TLS_KEY": "",
@@ -302,7 +303,7 @@ def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
 def test_servers_alone_need_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(monkeypatch, TIMER_BROKER_URL="nats://a,nats://b")
 
-    assert settings.nats_connect_options() == {"servers": ["nats://a", "nats://b"]}
+    assert settings.nats_connect_options() == {"servers": ["nats://a", "nats://b"], "inbox_prefix": "_INBOX"}
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,11 @@ def test_each_way_to_prove_who_we_are_reaches_the_connection(
 
     settings = load(monkeypatch, **variables)
 
-    assert settings.nats_connect_options() == {"servers": ["nats://localhost:4222"], **options}
+    assert settings.nats_connect_options() == {
+        "servers": ["nats://localhost:4222"],
+        "inbox_prefix": "_INBOX",
+        **options,
+    }
 
 
 # Made for this test alone; it opens nothing.

@@ -52,7 +52,7 @@ def _allowed(extra: Any) -> str:
 
 def _commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
     """Return every command, and every action of a command that has some, by its words."""
-    found = {}
+    found: dict[str, argparse.ArgumentParser] = {}
     for action in (parser or _parser())._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():

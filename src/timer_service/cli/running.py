@@ -41,7 +41,12 @@ def dev(options: argparse.Namespace) -> int:
     # A broker of our own: what the environment says of another one's address and credentials is not for it.
     unset: dict[str, Any] = {name: None for name in Settings.model_fields if name.startswith("broker_")}
     data: Path = options.dir
-    ours = {"broker_url": "nats://localhost", "jetstream_domain": None, "stream_replicas": 1}
+    ours = {
+        "broker_url": "nats://localhost",
+        "broker_inbox_prefix": "_INBOX",
+        "jetstream_domain": None,
+        "stream_replicas": 1,
+    }
     settings = load_settings(**unset | ours | {"db_path": data / "timers.db"})
     configure_logging(settings.log_level, settings.log_format)
 

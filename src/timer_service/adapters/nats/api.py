@@ -26,7 +26,7 @@ from timer_service.ports.timer_store import TimerQuery
 SERVICE_NAME: Final = "timer"
 MAX_CALLS: Final = 64
 """So many calls are worked on at once; more wait in the broker client's queue."""
-REPLY_PREFIX: Final = "_INBOX"
+REPLY_PREFIXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 """Replies go to inboxes only: permissions do not check where a caller asks us to reply to."""
 
 log = structlog.get_logger(__name__)
@@ -75,7 +75,7 @@ class TimerApi:
         async def receive(request: Request) -> None:
             # nats-py runs the handlers of an endpoint one after the other: work goes on beside it.
             reply = request._msg.reply  # noqa: SLF001 - the request has no other way to say it
-            if not reply.startswith(REPLY_PREFIX):
+            if not reply.startswith(REPLY_PREFIXES):
                 log.warning("call.ignored", endpoint=name, reply=reply, subject=request.subject)
                 return
             await self._slots.acquire()

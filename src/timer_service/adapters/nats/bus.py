@@ -251,7 +251,11 @@ class NatsEventBus:
 
     async def _serve(self, client: Client) -> None:
         """Use one connection until it is lost."""
-        publisher = Publisher(client, stream_missing=self._stream_missing.set)
+        publisher = Publisher(
+            client,
+            frozenset({self._names.events, self._names.dead_letters}),
+            stream_missing=self._stream_missing.set,
+        )
         jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
             await publisher.start()
@@ -271,6 +275,8 @@ class NatsEventBus:
                 if self._api is not None and not answering:
                     answering = True
                     await self._api.serve(client)
+                    # Twice, because nats-py may send the first ping ahead of the subscriptions.
+                    await client.flush(timeout=ANSWER_TIMEOUT_S)
                     await client.flush(timeout=ANSWER_TIMEOUT_S)
                 self._tell_available()
                 await self._watch(client, jetstream)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -59,10 +60,12 @@ class _Pending:
 class Publisher:
     """Publish to streams over one connection; every wait has an end."""
 
-    def __init__(self, client: Client, stream_missing: Callable[[], None]) -> None:
+    def __init__(self, client: Client, streams: frozenset[str], stream_missing: Callable[[], None]) -> None:
         self._client = client
         self._stream_missing = stream_missing
-        self._inbox = client.new_inbox()
+        self._streams = streams
+        # Every subscriber to an event sees it: the client's own names for inboxes follow one from another.
+        self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
         self._pending: dict[int, _Pending] = {}
         self._batches = 0
 
@@ -119,14 +122,20 @@ class Publisher:
     async def _on_answer(self, message: Msg) -> None:
         _, number, index = message.subject.rsplit(".", 2)
         pending = self._pending.get(int(number))
-        if pending is not None:
-            pending.settle(int(index), self._read(message))
+        result = self._read(message)
+        if pending is not None and result is not None:
+            pending.settle(int(index), result)
 
-    def _read(self, message: Msg) -> PublishResult:
+    def _read(self, message: Msg) -> PublishResult | None:
         if message.headers and message.headers.get("Status") == "503":
             self._stream_missing()
             return PublishResult(Published.REJECTED, _NO_STREAM)
-        answer = json.loads(message.data)
+        try:
+            answer = json.loads(message.data)
+        except ValueError:
+            return None
+        if not isinstance(answer, dict) or answer.get("stream") not in self._streams:
+            return None  # Forged: who sees our inbox can have the broker answer to it.
         if "error" in answer:
             error = answer["error"]
             return PublishResult(Published.REJECTED, f"{error.get('description')} ({error.get('err_code')})")

@@ -39,8 +39,9 @@ def back_up(database: Path, target: Path) -> BackupReport:
         unfinished.rename(target)
         _sync(target.resolve().parent)
     except (sqlite3.Error, OSError) as error:
-        unfinished.unlink(missing_ok=True)
         raise CriticalError(f"backup of {database} to {target} failed: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
     timers, pending = expected
     return BackupReport(timers, pending, target.stat().st_size)
 
