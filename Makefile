@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format clean
+.PHONY: help install run test check format bench simulate clean
 
 help:  ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,13 @@ check: install  ## Check style, types and who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+bench: install  ## Measure ingest, burst, lateness and scale against limits and peers
+	$(BIN)/python -m bench
+
+SEEDS ?= 1000
+simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 format: install  ## Put the code into its style
 	$(BIN)/ruff check --fix .

@@ -270,14 +270,16 @@ class Broker:
         elif name == LETTERS and stored is not None:
             self.watcher.letter_stored(message)
         if message.reply:
-            self._confirm(link, message, sequence, duplicate=stored is None)
+            self._confirm(link, message, str(name), sequence, duplicate=stored is None)
 
-    def _confirm(self, link: "Link", message: Message, sequence: int, *, duplicate: bool) -> None:
+    def _confirm(
+        self, link: "Link", message: Message, stream: str, sequence: int, *, duplicate: bool
+    ) -> None:
         chance, faults = self.random.random, self.faults
         if faults.lost_confirmations and chance() < faults.lost_confirmations:
             self.watcher.note(f"broker: confirmation of {message.subject} lost")
             return
-        answer: dict[str, Any] = {"stream": "S", "seq": sequence}
+        answer: dict[str, Any] = {"stream": stream, "seq": sequence}
         if duplicate:
             answer["duplicate"] = True
         late_s = 0.0

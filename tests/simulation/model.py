@@ -27,6 +27,8 @@ READ_ROWS = (
 CONFIRM_LIMIT_S = 4.5
 """A confirmation that comes later than this may have been given up."""
 
+LETTERS_REMEMBERED_S = 3600.0
+"""For so long the broker drops a second letter about one message."""
 LIST_LIMIT = 100
 """So many timers a list holds where nobody asks for another number."""
 
@@ -143,6 +145,7 @@ class Model:
         self._by_key: dict[Key, list[Position]] = defaultdict(list)
         self._refused: dict[Position, tuple[str, bytes, Wish]] = {}
         self._letters: dict[Position, int] = defaultdict(int)
+        self._lettered_at: dict[Position, float] = {}
         self._calls: dict[Key, list[Call]] = defaultdict(list)
         self._sends: dict[Firing, _Send] = {}
         self._awaited: dict[str, _Send] = {}
@@ -340,6 +343,10 @@ class Model:
             self._violated("I4", f"a letter about a message that nobody refused: {letter}")
             return
         position, wish = found[-1]
+        now = self.around.now()
+        if now - self._lettered_at.get(position, now) > LETTERS_REMEMBERED_S:
+            return  # The broker has forgotten the first one.
+        self._lettered_at[position] = now
         self._letters[position] += 1
         if self._letters[position] > 1:
             self._violated("I3", f"{self._letters[position]} letters about {position}")

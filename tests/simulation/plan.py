@@ -394,7 +394,7 @@ def _crash(random: Random, at: float) -> Fault:
 
 def _absence(random: Random, at: float) -> Fault:
     """Return a crash after which nobody starts the service for days."""
-    return Fault(at, "crash", 86_400 * random.uniform(0.5, 6.0), steps=random.randrange(60))
+    return Fault(at, "absence", 86_400 * random.uniform(0.5, 10.0), steps=random.randrange(60))
 
 
 def _stop(random: Random, at: float) -> Fault:

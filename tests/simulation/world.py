@@ -106,6 +106,7 @@ class World:
         self._hash = hashlib.blake2b(digest_size=16)
         self._finished: asyncio.Future[None] | None = None
         self._down_for: float | None = None
+        self._down_until = 0.0
         self._calm_since = 0.0
         self._exit_expected = 0
 
@@ -176,7 +177,7 @@ class World:
     # The process.
 
     def start_process(self) -> None:
-        if self.process is not None:
+        if self.process is not None or self.loop.time() < self._down_until:
             return
         self._lives += 1
         self.model.reopened(self.disk.read(READ_ROWS))
@@ -226,6 +227,7 @@ class World:
         self.tally.crashes += 1
         self.on_crash(process)
         process.kill()
+        self._down_until = self.loop.time() + down_for
         self.loop.world_at(self.loop.time() + down_for, self._start_after, process)
 
     def _start_after(self, process: Process) -> None:
@@ -295,6 +297,18 @@ class World:
     def _crash(self, fault: Fault) -> None:
         self.crash_in(fault.steps, fault.lasts, after=fault.steps % 2 == 1)
 
+    def _absence(self, fault: Fault) -> None:
+        back_at = self.loop.time() + fault.lasts
+
+        def leave() -> None:
+            """Be gone by now, at whatever step."""
+            self._down_until = max(self._down_until, back_at)
+            self.crash(back_at - self.loop.time())
+            self.loop.world_at(back_at, self.start_process)
+
+        self.crash_in(fault.steps, fault.lasts)
+        self.loop.world_at(self.loop.time() + 0.5, leave)
+
     def _stop(self, fault: Fault) -> None:
         if self.process is not None:
             self._down_for = fault.lasts
@@ -363,6 +377,7 @@ class World:
 
     _FAULTS: ClassVar[dict[str, Callable[["World", Fault], Callable[[], None] | None]]] = {
         "crash": _crash,
+        "absence": _absence,
         "stop": _stop,
         "outage": _outage,
         "deaf": _half_open,
@@ -404,6 +419,7 @@ class World:
         self.tally.steps_to_calm = self.loop.steps
         self.loop.before_step = self.loop.after_step = None
         self.wall.mend()
+        self._down_until = 0.0
         if self.process is None:
             self.start_process()
         elif self.process.frozen:

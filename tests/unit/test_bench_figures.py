@@ -1,6 +1,5 @@
 """The benchmark's arithmetic, and that the README says what was measured."""
 
-import json
 import re
 
 import pytest
@@ -10,39 +9,6 @@ from bench.report import Figure, Goal, percentile, shown, table
 AT_LEAST_HALF = Goal(0.5, 0.8, of="ratio", at_least=True)
 AT_MOST_50 = Goal(50, 10)
 BOUNDS = ["≥ 0.5 ×", "≥ 0.8 ×"]
-
-
-def test_the_readme_shows_the_latest_results() -> None:
-    readme = figures.README.read_text("utf-8")
-    results = json.loads(figures.LATEST.read_text("utf-8"))
-
-    assert readme == figures.insert(readme, figures.render(results))
-
-
-def test_the_latest_results_are_a_whole_run() -> None:
-    results = json.loads(figures.LATEST.read_text("utf-8"))
-
-    parts = {figure["part"] for figure in results["figures"]}
-    assert results["run"]["plan"] == "full"
-    assert parts == {
-        "limits",
-        "ingest",
-        "burst",
-        "steady",
-        "both",
-        "scale",
-        "polls",
-        "fairness",
-        "peers",
-    }
-
-
-def test_every_row_of_the_readme_was_measured() -> None:
-    results = json.loads(figures.LATEST.read_text("utf-8"))
-
-    own = [line for line in figures.render(results).splitlines() if line.startswith("| ")]
-
-    assert [line for line in own if line.split("|")[2].strip() == "—"] == []
 
 
 def test_inserting_replaces_only_what_stands_between_the_markers() -> None:

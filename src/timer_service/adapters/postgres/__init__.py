@@ -1,1 +1,0 @@
-"""The timer store on PostgreSQL, shared by several instances."""
