@@ -23,7 +23,8 @@ run: install  ## Run the service with a broker of its own
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/pytest -m alone
 
 check: install  ## Check style, types and who imports whom
 	$(BIN)/ruff check .

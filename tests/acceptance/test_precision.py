@@ -9,10 +9,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from nats.aio.msg import Msg
 
 from tests.support.messages import in_seconds, iso, parse
 from tests.support.world import World
+
+pytestmark = pytest.mark.alone
 
 LATE_MS = 100
 """What the contract allows a lone timer on an idle machine."""

@@ -7,6 +7,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import nats
+import pytest
 from nats.aio.msg import Msg
 
 from tests.support.messages import in_seconds, iso, parse
@@ -61,6 +62,7 @@ async def test_retention_can_be_off(world: World) -> None:
     assert len(world.rows("WHERE tenant_id = 'old'")) == 5
 
 
+@pytest.mark.alone
 async def test_purging_100_000_rows_does_not_hold_up_firing(world: World) -> None:
     """The p99 lateness while purging is at most 50 ms above the one without."""
     service = prepared(world, retention="1h")

@@ -6,9 +6,13 @@ import time
 from contextlib import closing
 from datetime import timedelta
 
+import pytest
+
 from tests.support.calls import call
 from tests.support.messages import in_seconds, iso
 from tests.support.world import World
+
+pytestmark = pytest.mark.alone
 
 TIMERS = 1_000_000
 FIRED_PER_SECOND = 1_000
