@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import json
 import logging
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +16,14 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NoStreamResponseError
 
-from timer_service.cli.exits import EXIT_NO_BROKER, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
+from timer_service.cli.exits import (
+    EXIT_INTERRUPTED,
+    EXIT_NO_BROKER,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    CommandFailed,
+)
 from timer_service.client import CallRefused, TimerClient
 from timer_service.config import Settings, load_settings
 
@@ -28,6 +37,9 @@ def converse(
     settings = load_settings(**({"broker_url": options.server} if options.server is not None else {}))
     # Over TLS, asyncio warns of every orderly end of a connection.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+    # Not by cancelling, which nats-py swallows now and then: there is nothing here to clean up.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
 
     async def conversation() -> None:
         async with _connection(settings, for_ever=for_ever) as connection:
