@@ -1,12 +1,14 @@
 """Fixtures shared by all tests."""
 
 import itertools
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.broker import NatsServer
+from tests.support.disk import Disk
 from tests.support.world import World
 
 _numbers = itertools.count(1)
@@ -21,30 +23,32 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServ
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[NatsServer]:
-    """A nats-server that the test may kill, restart or reconfigure."""
-    server = NatsServer(tmp_path / "broker").start()
+def prefix() -> str:
+    """A subject prefix that no other test of the shared broker uses."""
+    return f"t{next(_numbers)}"
+
+
+@pytest.fixture
+def guarded_broker(tmp_path: Path) -> Iterator[NatsServer]:
+    """A nats-server of the test's own, on which the service has its shipped permissions and no more."""
+    server = NatsServer(tmp_path / "broker", guarded=True).start()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def prefix() -> str:
-    """A subject prefix that no other test uses."""
-    return f"t{next(_numbers)}"
-
-
-@pytest.fixture
-async def world(shared_broker: NatsServer, tmp_path: Path, prefix: str) -> AsyncIterator[World]:
-    """A world on the shared broker."""
-    opened = await World(tmp_path, shared_broker, prefix).open()
+async def world(guarded_broker: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
+    """The service under the shipped permissions, with a broker that the test may break."""
+    opened = await World(tmp_path, guarded_broker, "timer").open()
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def fragile_world(own_broker: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose broker the test may break."""
-    opened = await World(tmp_path, own_broker, "timer").open()
-    yield opened
-    await opened.close()
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """The disk under the store of every service that the test starts."""
+    made = Disk(tmp_path / "disk")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "disk"), os.environ.get("PYTHONPATH", "")])
+    )
+    return made

@@ -18,6 +18,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
     """Build the service with its real adapters; the broker may still be away."""
     clock = SystemClock(settings.max_clock_step_span)
     metrics = Metrics(tenants=settings.metrics_tenants)
+    metrics.follow("timer_clock_step_held_seconds", lambda: clock.held_step_s)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_sqlite_store(settings.db_path, clock.now))
         bus = NatsEventBus(_nats_options(settings), clock, chance, metrics.connected)

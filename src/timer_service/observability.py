@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -142,6 +143,7 @@ class Metrics:
                 ("timer_store_file_bytes", "Size of the database file"),
                 ("timer_store_wal_bytes", "Size of the write-ahead log"),
                 ("timer_store_free_bytes", "Space left on the store's disk"),
+                ("timer_clock_step_held_seconds", "Leap of the wall clock that waits to be confirmed"),
             )
         }
 
@@ -203,6 +205,10 @@ class Metrics:
         self._gauges["timer_last_poll_timestamp_seconds"].set(polled_at)
         self._gauges["timer_broker_connected"].set(broker)
         self._gauges["timer_store_available"].set(store)
+
+    def follow(self, gauge: str, value: Callable[[], float]) -> None:
+        """Ask for the value of a gauge whenever it is looked at."""
+        self._gauges[gauge].set_function(value)
 
     def recent(self) -> dict[str, float | None]:
         """Return rates and lateness of the last minute, for `timer-service status`."""

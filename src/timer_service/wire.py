@@ -10,7 +10,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError, from_json
 
 SCHEDULE_TIMER: Final = "ScheduleTimer"
@@ -127,6 +135,10 @@ def _matching(pattern: re.Pattern[str], rule: str) -> Any:
     return BeforeValidator(check)
 
 
+def _schema(rule: str, **keywords: object) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "description": rule, **keywords})
+
+
 def _time(value: object) -> datetime:
     if not isinstance(value, str):
         _broken(TIME_RULE, value)
@@ -137,11 +149,17 @@ def _time(value: object) -> datetime:
         _broken(message, value)
 
 
-TenantText = Annotated[str, _matching(_TENANT, TENANT_RULE)]
-ServiceCallText = Annotated[str, _matching(_SERVICE_CALL, SERVICE_CALL_RULE)]
-CorrelationText = Annotated[str, _matching(_CORRELATION, CORRELATION_RULE)]
-UuidText = Annotated[str, _matching(_UUID, UUID_RULE)]
-Time = Annotated[datetime, BeforeValidator(_time)]
+TenantText = Annotated[
+    str, _matching(_TENANT, TENANT_RULE), _schema(TENANT_RULE, pattern="^[A-Za-z0-9_-]{1,64}$")
+]
+ServiceCallText = Annotated[
+    str, _matching(_SERVICE_CALL, SERVICE_CALL_RULE), _schema(SERVICE_CALL_RULE, minLength=1, maxLength=255)
+]
+CorrelationText = Annotated[
+    str, _matching(_CORRELATION, CORRELATION_RULE), _schema(CORRELATION_RULE, minLength=1, maxLength=255)
+]
+UuidText = Annotated[str, _matching(_UUID, UUID_RULE), _schema(UUID_RULE, format="uuid")]
+Time = Annotated[datetime, BeforeValidator(_time), _schema(TIME_RULE, format="date-time")]
 Opaque = Annotated[str, StringConstraints(strict=True)]
 
 
@@ -351,7 +369,79 @@ class ListCall(_Model):
     cursor: Opaque | None = None
 
 
+class NoRequest(_Model):
+    """The request of a call that asks for nothing."""
+
+
+class TimerView(_Model):
+    """A timer in an answer; what is not set is absent."""
+
+    tenant_id: TenantText = Field(alias="tenantId")
+    service_call_id: ServiceCallText = Field(alias="serviceCallId")
+    state: Literal["Scheduled", "Reached", "Cancelled"]
+    due_at: Time | None = Field(default=None, alias="dueAt")
+    generation: int = Field(ge=0)
+    registered_at: Time = Field(alias="registeredAt")
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+    reached_at: Time | None = Field(default=None, alias="reachedAt")
+    cancelled_at: Time | None = Field(default=None, alias="cancelledAt")
+    traceparent: str | None = None
+
+
+class GetAnswer(_Model):
+    """The answer of `get`."""
+
+    timer: TimerView
+
+
+class ScheduleAnswer(GetAnswer):
+    """The answer of `schedule`."""
+
+    outcome: Literal["scheduled", "rescheduled", "unchanged", "already_reached"]
+
+
+class CancelAnswer(GetAnswer):
+    """The answer of `cancel`."""
+
+    outcome: Literal["cancelled", "already_reached", "not_found"]
+
+
+class ListAnswer(_Model):
+    """The answer of `list`; a cursor leads to the next page."""
+
+    timers: list[TimerView]
+    cursor: str | None = None
+
+
+class StatusAnswer(_Model):
+    """The answer of `status`."""
+
+    version: str
+    broker: str | None
+    problems: dict[str, str]
+    pending: int
+    backlog: int
+    oldest_overdue_seconds: float = Field(alias="oldestOverdueSeconds")
+    next_due_at: Time | None = Field(alias="nextDueAt")
+    database_bytes: int = Field(alias="databaseBytes")
+    commands_per_second: float = Field(alias="commandsPerSecond")
+    fired_per_second: float = Field(alias="firedPerSecond")
+    lateness_p50_seconds: float | None = Field(alias="latenessP50Seconds")
+    lateness_p99_seconds: float | None = Field(alias="latenessP99Seconds")
+
+
+class ClockAnswer(_Model):
+    """The answer of `clock-accept`: by how much the clock went forward."""
+
+    accepted_step_seconds: float = Field(alias="acceptedStepSeconds")
+
+
 Call = TypeVar("Call", bound=_Model)
+
+
+def json_schema(model: type[BaseModel]) -> str:
+    """Return what a request or an answer looks like, for callers who look the service up."""
+    return json.dumps(model.model_json_schema(), separators=(",", ":"))
 
 
 def read_call(model: type[Call], body: bytes) -> Call:

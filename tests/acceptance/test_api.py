@@ -7,10 +7,12 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from tests.support.calls import call, call_raw
 from tests.support.messages import in_seconds, iso
 from tests.support.world import World
+from timer_service import wire
 
 
 async def test_a_scheduled_timer_can_be_read_right_after_the_answer(world: World) -> None:
@@ -245,12 +247,48 @@ async def test_the_service_answers_the_micro_service_verbs(world: World) -> None
     assert info["name"] == ping["name"] == stats["name"] == "timer"
     endpoints = {endpoint["name"]: endpoint for endpoint in info["endpoints"]}
     assert set(endpoints) == {"get", "list", "schedule", "cancel", "status", "clock-accept"}
-    schema = json.loads(endpoints["schedule"]["metadata"]["request_schema"])
-    assert set(schema["required"]) == {"serviceCallId", "dueAt"}
+    schemas = {
+        (name, kind): json.loads(endpoint["metadata"][kind])
+        for name, endpoint in endpoints.items()
+        for kind in ("request_schema", "response_schema")
+    }
+    assert set(schemas["schedule", "request_schema"]["required"]) == {"serviceCallId", "dueAt"}
+    assert set(schemas["schedule", "response_schema"]["required"]) == {"outcome", "timer"}
+    assert set(schemas["list", "response_schema"]["required"]) == {"timers"}
 
 
-async def test_the_api_is_there_again_after_the_broker_was_restarted(fragile_world: World) -> None:
-    world = fragile_world
+async def test_every_answer_has_the_shape_that_its_schema_says(world: World) -> None:
+    world.service().start_ready()
+    timer = {"serviceCallId": "a", "dueAt": iso(in_seconds(60)), "correlationId": "request-1"}
+
+    answers: dict[type[BaseModel], dict[str, Any]] = {
+        wire.ScheduleAnswer: await call(world, "schedule", **timer),
+        wire.GetAnswer: await call(world, "get", serviceCallId="a"),
+        wire.ListAnswer: await call(world, "list", limit=1),
+        wire.CancelAnswer: await call(world, "cancel", serviceCallId="a"),
+        wire.StatusAnswer: json.loads((await world.client.request("timer.status", b"", timeout=5)).data),
+        wire.ClockAnswer: json.loads((await world.client.request("timer.clock.accept", b"", timeout=5)).data),
+    }
+
+    for model, answer in answers.items():
+        assert set(answer) <= set(model.model_validate(answer).model_dump(by_alias=True))
+
+
+async def test_the_statistics_count_errors_and_time(world: World) -> None:
+    world.service().start_ready()
+    await call(world, "get", serviceCallId="nobody")
+    await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
+
+    stats = json.loads((await world.client.request("$SRV.STATS.timer", b"", timeout=5)).data)
+
+    found = {endpoint["name"]: endpoint for endpoint in stats["endpoints"]}
+    counts = {name: (found[name]["num_requests"], found[name]["num_errors"]) for name in found}
+    assert (counts["get"], counts["schedule"], counts["list"]) == ((1, 1), (1, 0), (0, 0))
+    assert found["get"]["last_error"] == "404: there is no timer 'nobody'"
+    assert found["schedule"]["average_processing_time"] == found["schedule"]["processing_time"] > 100_000
+
+
+async def test_the_api_is_there_again_after_the_broker_was_restarted(world: World) -> None:
     service = world.service().start_ready()
     world.broker.kill()
     world.broker.start()

@@ -17,14 +17,14 @@ MOMENTS = ("registeredAt", "cancelledAt")
 """Fields that differ from run to run."""
 
 
-async def test_each_call_is_answered_as_shown(fragile_world: World) -> None:
-    fragile_world.service(http_port=0).start_ready()
+async def test_each_call_is_answered_as_shown(world: World) -> None:
+    world.service(http_port=0).start_ready()
     blocks = marked_blocks(DOCUMENT)
     subjects = [name.removeprefix("call: ") for name in blocks if name.startswith("call: ")]
 
     answers = {}
     for subject in subjects:
-        answer = await fragile_world.client.request(subject, blocks[f"call: {subject}"].encode(), timeout=5)
+        answer = await world.client.request(subject, blocks[f"call: {subject}"].encode(), timeout=5)
         answers[subject] = json.loads(answer.data)
 
     shown = {subject: json.loads(blocks[f"answer: {subject}"]) for subject in subjects}
@@ -32,8 +32,8 @@ async def test_each_call_is_answered_as_shown(fragile_world: World) -> None:
     assert subjects == [f"timer.api.acme.{name}" for name in ("schedule", "get", "cancel", "list")]
 
 
-async def test_each_error_has_the_headers_that_are_shown(fragile_world: World) -> None:
-    fragile_world.service(http_port=0).start_ready()
+async def test_each_error_has_the_headers_that_are_shown(world: World) -> None:
+    world.service(http_port=0).start_ready()
     shown = {
         name.removeprefix("error: "): dict(line.split(": ", 1) for line in block.splitlines())
         for name, block in marked_blocks(DOCUMENT).items()
@@ -43,44 +43,44 @@ async def test_each_error_has_the_headers_that_are_shown(fragile_world: World) -
     answers = {}
     for call in shown:
         subject, _, body = call.partition(" ")
-        answer = await fragile_world.client.request(subject, body.encode(), timeout=5)
+        answer = await world.client.request(subject, body.encode(), timeout=5)
         answers[call] = (answer.data, answer.headers)
 
     assert answers == {call: (b"", headers) for call, headers in shown.items()}
     assert len(answers) == 4
 
 
-async def test_the_status_has_the_fields_that_are_listed(fragile_world: World) -> None:
-    fragile_world.service(http_port=0).start_ready()
+async def test_the_status_has_the_fields_that_are_listed(world: World) -> None:
+    world.service(http_port=0).start_ready()
     section = read(DOCUMENT).partition("## status")[2].partition("## ")[0]
     listed = [word for line in section.splitlines() if line.startswith("| `") for word in _first_words(line)]
 
-    answer = await fragile_world.client.request("timer.status", b"", timeout=5)
+    answer = await world.client.request("timer.status", b"", timeout=5)
 
     assert listed == list(json.loads(answer.data))
 
 
-async def test_discovery_shows_the_endpoints_that_are_listed(fragile_world: World) -> None:
-    fragile_world.service(http_port=0).start_ready()
+async def test_discovery_shows_the_endpoints_that_are_listed(world: World) -> None:
+    world.service(http_port=0).start_ready()
     rows = [(row["endpoint"], row["subject"]) for row in table(DOCUMENT, "endpoint")]
     listed = {
         code_words(name)[0]: code_words(subject)[0].replace("<tenantId>", "*") for name, subject in rows
     }
 
-    answer = await fragile_world.client.request("$SRV.INFO.timer", b"", timeout=5)
+    answer = await world.client.request("$SRV.INFO.timer", b"", timeout=5)
 
     endpoints = json.loads(answer.data)["endpoints"]
     assert {endpoint["name"]: endpoint["subject"] for endpoint in endpoints} == listed
 
 
-async def test_the_python_program_schedules_a_timer(fragile_world: World) -> None:
-    fragile_world.service(http_port=0).start_ready()
-    program = fragile_world.folder / "program.py"
+async def test_the_python_program_schedules_a_timer(world: World) -> None:
+    world.service(http_port=0).start_ready()
+    program = world.folder / "program.py"
     program.write_text(marked_blocks(DOCUMENT)["snippet: python"])
 
     done = subprocess.run(
         [sys.executable, str(program)],
-        env={**os.environ, "NATS_URL": fragile_world.broker.url},
+        env={**os.environ, "NATS_URL": world.broker.url},
         capture_output=True,
         text=True,
         timeout=30,

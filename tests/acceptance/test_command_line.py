@@ -396,8 +396,7 @@ async def test_watch_ends_quietly_when_its_reader_has_enough(world: World) -> No
     assert (code, complaints) == (0, "")
 
 
-async def test_watch_survives_a_restart_of_the_broker(fragile_world: World) -> None:
-    world = fragile_world
+async def test_watch_survives_a_restart_of_the_broker(world: World) -> None:
     service = world.service().start_ready()
 
     async with Watch(world, "--json") as watch:

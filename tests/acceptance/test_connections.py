@@ -236,8 +236,9 @@ async def test_several_servers_of_which_the_first_is_dead(world: World) -> None:
     await fires(world, broker_url=f"{dead}, {world.broker.url}")
 
 
-async def test_a_prefix_of_several_tokens(own_broker: NatsServer, tmp_path: Path) -> None:
-    world = await World(tmp_path, own_broker, "eu.prod-1.timer").open()
+async def test_a_prefix_of_several_tokens(tmp_path: Path) -> None:
+    broker = NatsServer(tmp_path / "broker").start()
+    world = await World(tmp_path, broker, "eu.prod-1.timer").open()
     try:
         await fires(world)
         streams = {info.config.name: info.config.subjects for info in await world.jetstream.streams_info()}
@@ -249,6 +250,7 @@ async def test_a_prefix_of_several_tokens(own_broker: NatsServer, tmp_path: Path
         }
     finally:
         await world.close()
+        broker.stop()
 
 
 async def test_streams_in_another_jetstream_domain(tmp_path: Path) -> None:
@@ -339,9 +341,8 @@ async def make_streams(world: World, **changes: dict[str, Any]) -> dict[str, Str
     ],
 )
 async def test_an_unsafe_stream_is_told_in_one_line_and_used_as_it_is(
-    fragile_world: World, stream: str, changes: dict[str, Any], word: str
+    world: World, stream: str, changes: dict[str, Any], word: str
 ) -> None:
-    world = fragile_world
     made = await make_streams(world, **{stream: changes})
 
     service = world.service().start_ready()
@@ -359,8 +360,7 @@ async def test_an_unsafe_stream_is_told_in_one_line_and_used_as_it_is(
     assert found == made
 
 
-async def test_streams_with_room_of_their_own_are_used_without_a_word(fragile_world: World) -> None:
-    world = fragile_world
+async def test_streams_with_room_of_their_own_are_used_without_a_word(world: World) -> None:
     made = await make_streams(
         world,
         TIMER_COMMANDS={"max_msgs": 1_000_000, "discard": DiscardPolicy.NEW},

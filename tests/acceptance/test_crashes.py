@@ -148,9 +148,8 @@ async def _rows(world: World, count: int) -> None:
 
 
 async def test_kill_9_between_commit_and_acknowledgement_loses_and_doubles_nothing(
-    fragile_world: World,
+    world: World,
 ) -> None:
-    world = fragile_world
     service = world.service(ack_wait=1_000).start_ready()
     due = {f"order-{number:03}": LONG_AGO for number in range(99)} | {"order-far": in_seconds(FAR)}
 
@@ -190,8 +189,7 @@ async def test_kill_9_between_commit_and_acknowledgement_loses_and_doubles_nothi
 # The broker dies, freezes, or is not there yet
 
 
-async def test_a_broker_killed_while_timers_come_due_loses_and_doubles_nothing(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_broker_killed_while_timers_come_due_loses_and_doubles_nothing(world: World) -> None:
     service = world.service().start_ready()
     due = _spread(400, 1, 2.5)
     await _schedule_and_keep(world, due)
@@ -208,8 +206,7 @@ async def test_a_broker_killed_while_timers_come_due_loses_and_doubles_nothing(f
     assert service.is_running
 
 
-async def test_a_broker_away_past_many_due_times_gets_them_all_when_it_is_back(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_broker_away_past_many_due_times_gets_them_all_when_it_is_back(world: World) -> None:
     service = world.service().start_ready()
     due = _spread(200, 0.8, 1.2)
     await _schedule_and_keep(world, due)
@@ -227,8 +224,7 @@ async def test_a_broker_away_past_many_due_times_gets_them_all_when_it_is_back(f
     assert len(service.events("broker.unavailable")) == 1, "an outage is told once, not with every try"
 
 
-async def test_a_service_started_before_its_broker_waits_for_it(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_service_started_before_its_broker_waits_for_it(world: World) -> None:
     world.broker.stop()
     service = world.service().start()
     service.wait_for_log("broker.unavailable")
@@ -242,9 +238,8 @@ async def test_a_service_started_before_its_broker_waits_for_it(fragile_world: W
 
 
 async def test_commands_published_while_the_service_is_down_survive_a_broker_restart(
-    fragile_world: World,
+    world: World,
 ) -> None:
-    world = fragile_world
     service = world.service().start_ready()
     service.terminate()
     due = _spread(100, -1, 0)
@@ -257,8 +252,7 @@ async def test_commands_published_while_the_service_is_down_survive_a_broker_res
     await _once_each(world, due)
 
 
-async def test_a_frozen_broker_gets_every_event_once_when_it_thaws(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_frozen_broker_gets_every_event_once_when_it_thaws(world: World) -> None:
     service = world.service().start_ready()
     due = _spread(100, 1, 1.5)
     await _schedule_and_keep(world, due)
@@ -336,8 +330,7 @@ async def test_a_signal_while_commands_pour_in_loses_and_doubles_nothing(world: 
     assert {row["generation"] for row in world.rows()} == {1}
 
 
-async def test_a_signal_while_the_broker_is_away_ends_with_code_0(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_signal_while_the_broker_is_away_ends_with_code_0(world: World) -> None:
     service = world.service().start_ready()
     due = _spread(100, 1, 1.2)
     await _schedule_and_keep(world, due)
@@ -352,8 +345,7 @@ async def test_a_signal_while_the_broker_is_away_ends_with_code_0(fragile_world:
     await _once_each(world, due)
 
 
-async def test_a_signal_before_the_broker_was_ever_there_ends_with_code_0(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_signal_before_the_broker_was_ever_there_ends_with_code_0(world: World) -> None:
     world.broker.stop()
     service = world.service().start()
     service.wait_for_log("broker.unavailable")
@@ -363,8 +355,7 @@ async def test_a_signal_before_the_broker_was_ever_there_ends_with_code_0(fragil
     assert ended == (0, True)
 
 
-async def test_a_signal_while_the_broker_is_frozen_ends_with_code_0(fragile_world: World) -> None:
-    world = fragile_world
+async def test_a_signal_while_the_broker_is_frozen_ends_with_code_0(world: World) -> None:
     service = world.service().start_ready()
     due = _spread(100, 1, 1.2)
     await _schedule_and_keep(world, due)

@@ -37,13 +37,13 @@ async def guarded_world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_the_schedule_example_leads_to_the_event_example(fragile_world: World) -> None:
-    fragile_world.service().start_ready()
+async def test_the_schedule_example_leads_to_the_event_example(world: World) -> None:
+    world.service().start_ready()
     started = datetime.now(UTC)
 
-    await fragile_world.send(_example("schedule"))
-    events = await fragile_world.wait_for_events(1)
-    headers = await fragile_world.stored_ids()
+    await world.send(_example("schedule"))
+    events = await world.wait_for_events(1)
+    headers = await world.stored_ids()
 
     reached_at = parse(events[0]["payload"]["reachedAt"])
     shown = with_payload(_example("event"), reachedAt=iso(reached_at))
@@ -65,19 +65,19 @@ def test_the_id_of_the_event_example_follows_from_the_recipe() -> None:
     assert event["id"] == str(uuid.UUID(int=int(derived, 2)))
 
 
-async def test_the_cancel_example_cancels_its_timer(fragile_world: World) -> None:
-    fragile_world.service().start_ready()
+async def test_the_cancel_example_cancels_its_timer(world: World) -> None:
+    world.service().start_ready()
     example = _example("cancel")
-    await fragile_world.schedule("acme", example["payload"]["serviceCallId"], "9999-01-01T00:00:00Z")
+    await world.schedule("acme", example["payload"]["serviceCallId"], "9999-01-01T00:00:00Z")
 
-    await fragile_world.send(example)
-    await fragile_world.wait_until_consumed()
+    await world.send(example)
+    await world.wait_until_consumed()
 
-    assert [(row["state"], row["generation"]) for row in fragile_world.rows()] == [("Cancelled", 1)]
+    assert [(row["state"], row["generation"]) for row in world.rows()] == [("Cancelled", 1)]
 
 
-async def test_each_refused_message_leads_to_the_letter_that_is_shown(fragile_world: World) -> None:
-    fragile_world.service().start_ready()
+async def test_each_refused_message_leads_to_the_letter_that_is_shown(world: World) -> None:
+    world.service().start_ready()
     letters = {
         name.removeprefix("letter: "): json.loads(block)
         for name, block in marked_blocks(MESSAGES).items()
@@ -85,8 +85,8 @@ async def test_each_refused_message_leads_to_the_letter_that_is_shown(fragile_wo
     }
 
     for letter in letters.values():
-        await fragile_world.send_raw(letter["subject"], _body(letter))
-    written = await fragile_world.wait_for_letters(len(letters))
+        await world.send_raw(letter["subject"], _body(letter))
+    written = await world.wait_for_letters(len(letters))
 
     assert written == [
         {
@@ -122,19 +122,19 @@ async def test_each_time_becomes_what_the_table_says(world: World) -> None:
     assert {calls[_number(json.loads(letter["body"]))] for letter in letters} == set(rows) - set(kept)
 
 
-async def test_the_python_program_schedules_a_timer_and_handles_its_event(fragile_world: World) -> None:
-    fragile_world.service().start_ready()
+async def test_the_python_program_schedules_a_timer_and_handles_its_event(world: World) -> None:
+    world.service().start_ready()
 
-    output = _run_snippet("snippet: python", fragile_world)
+    output = _run_snippet("snippet: python", world)
 
     assert output == "order-42 is due\n"
 
 
-async def test_the_client_snippet_schedules_and_cancels(fragile_world: World) -> None:
-    fragile_world.service().start_ready()
+async def test_the_client_snippet_schedules_and_cancels(world: World) -> None:
+    world.service().start_ready()
 
-    output = _run_snippet("snippet: client", fragile_world)
-    row = await fragile_world.wait_for_row("acme", "order-43", state="Cancelled")
+    output = _run_snippet("snippet: client", world)
+    row = await world.wait_for_row("acme", "order-43", state="Cancelled")
 
     assert output == "TIMER_COMMANDS 1\n"
     assert row["generation"] == 1

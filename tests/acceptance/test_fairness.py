@@ -236,8 +236,7 @@ async def test_tenants_that_keep_failing_do_not_delay_the_commands_of_others(wor
     assert late <= HELD_UP_MS, f"a command came {late:.0f} ms late: it was lost and delivered again"
 
 
-async def test_one_timer_that_is_too_large_to_publish_holds_up_nobody(fragile_world: World) -> None:
-    world = fragile_world
+async def test_one_timer_that_is_too_large_to_publish_holds_up_nobody(world: World) -> None:
     service = await _stopped_service(world)
     world.broker.stop()
     world.broker.reconfigure("max_payload: 1800")

@@ -1,10 +1,11 @@
 """What a probe and a scraper see."""
 
-import sqlite3
-from contextlib import closing
+import errno
+from pathlib import Path
 
 from tests.support import messages
-from tests.support.broker import free_port
+from tests.support.broker import NatsServer, free_port
+from tests.support.disk import Disk
 from tests.support.http import fetch, fetch_json, metric
 from tests.support.messages import in_seconds
 from tests.support.process import TimerServiceProcess
@@ -19,8 +20,8 @@ async def test_a_working_service_is_live_and_ready(world: World) -> None:
     assert fetch_json(port, "/readyz") == (200, {"status": "ok"})
 
 
-async def test_without_a_broker_it_is_live_but_not_ready_and_recovers(fragile_world: World) -> None:
-    world, port = fragile_world, free_port()
+async def test_without_a_broker_it_is_live_but_not_ready_and_recovers(world: World) -> None:
+    port = free_port()
     service = world.service(http_port=port).start_ready()
 
     world.broker.kill()
@@ -35,32 +36,49 @@ async def test_without_a_broker_it_is_live_but_not_ready_and_recovers(fragile_wo
     assert fetch_json(port, "/readyz") == (200, {"status": "ok"})
 
 
-async def test_a_full_store_is_named_and_nothing_is_lost_when_space_returns(world: World) -> None:
+async def test_a_right_that_is_missing_is_named(tmp_path: Path) -> None:
+    users = """authorization { users: [ { user: service, password: secret, permissions: {
+        publish: { deny: "$JS.API.STREAM.CREATE.TIMER_EVENTS" } } }, { user: test, password: secret } ] }"""
+    broker = NatsServer(tmp_path / "broker", users).start()
+    port = free_port()
+    service = TimerServiceProcess(
+        tmp_path, broker_url=broker.url, broker_user="service", broker_password="secret", http_port=port
+    )
+    try:
+        told = service.start().wait_for_log("broker.unavailable")
+        status, report = fetch_json(port, "/readyz")
+    finally:
+        service.close()
+        broker.stop()
+
+    assert status == 503
+    assert "$js.api.stream.create.timer_events" in report["problems"]["broker"].lower()
+    assert "permissions violation" in told["detail"].lower()
+
+
+async def test_a_full_disk_is_named_and_nothing_is_lost_when_space_returns(world: World, disk: Disk) -> None:
     port = free_port()
     service = world.service(http_port=port).start_ready()
     await world.schedule("acme", "before", in_seconds(3600))
     await world.wait_until_consumed()
 
-    with closing(_write_lock(world)) as lock:
-        for number in range(50):
-            await world.schedule("acme", f"meanwhile-{number}", in_seconds(3600))
-        service.wait_for_log("store.unavailable")
-        status, report = fetch_json(port, "/readyz")
-        waiting = (await world.jetstream.stream_info(world.commands_stream)).state.messages
-        lock.execute("ROLLBACK")
+    disk.fail(errno.ENOSPC)
+    for number in range(50):
+        await world.schedule("acme", f"meanwhile-{number}", in_seconds(3600))
+    service.wait_for_log("store.unavailable")
+    status, report = fetch_json(port, "/readyz")
+    live, _ = fetch_json(port, "/livez")
+    waiting = (await world.jetstream.stream_info(world.commands_stream)).state.messages
+    disk.recover()
     service.wait_for_log("store.recovered")
     await world.wait_until_consumed()
 
     assert (status, list(report["problems"])) == (503, ["store"])
+    assert "full" in report["problems"]["store"]
+    assert live == 200
     assert waiting == 50
     assert len(world.rows()) == 51
     assert fetch_json(port, "/readyz") == (200, {"status": "ok"})
-
-
-def _write_lock(world: World) -> sqlite3.Connection:
-    link = sqlite3.connect(world.db_path, isolation_level=None)
-    link.execute("BEGIN IMMEDIATE")
-    return link
 
 
 async def test_the_metrics_count_what_happened(world: World) -> None:

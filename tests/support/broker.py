@@ -11,6 +11,12 @@ import time
 from pathlib import Path
 
 READY_TIMEOUT_S = 10.0
+SHIPPED_PERMISSIONS = Path(__file__).parents[2] / "deploy" / "nats" / "roles.conf"
+SERVICE_LOGIN = {
+    "broker_user": "service",
+    "broker_password": "secret",
+    "broker_inbox_prefix": "_INBOX.service",
+}
 
 
 def nats_server_binary() -> str:
@@ -29,24 +35,37 @@ def free_port() -> int:
 class NatsServer:
     """One nats-server process with JetStream on; its port and data survive a restart."""
 
-    def __init__(self, folder: Path, config: str = "") -> None:
+    def __init__(self, folder: Path, config: str = "", *, guarded: bool = False) -> None:
+        """With `guarded`, whoever logs in as the service has the shipped permissions and no more."""
         self.folder = folder
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
+        self.service_login = SERVICE_LOGIN if guarded else {}
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "NatsServer":
         self.folder.mkdir(parents=True, exist_ok=True)
-        config = self.folder / "nats.conf"
-        config.write_text(
-            f"listen: 127.0.0.1:{self.port}\n"
-            f"jetstream {{ store_dir: '{self.folder / 'data'}' }}\n"
-            f"log_file: '{self.folder / 'nats-server.log'}'\n{self._config}\n"
+        self._write_config()
+        self._process = subprocess.Popen(
+            [nats_server_binary(), "-c", str(self._config_path)], stdin=subprocess.DEVNULL
         )
-        self._process = subprocess.Popen([nats_server_binary(), "-c", str(config)], stdin=subprocess.DEVNULL)
         self._wait_until_ready()
         return self
+
+    @property
+    def _config_path(self) -> Path:
+        return self.folder / "nats.conf"
+
+    def _write_config(self) -> None:
+        parts = [
+            f"listen: 127.0.0.1:{self.port}",
+            f"jetstream {{ store_dir: '{self.folder / 'data'}' }}",
+            f"log_file: '{self.folder / 'nats-server.log'}'",
+            _shipped_permissions(self.folder) if self.service_login else "",
+            self._config,
+        ]
+        self._config_path.write_text("\n".join(parts) + "\n")
 
     def reconfigure(self, config: str) -> None:
         """Write another configuration; it counts from the next start or reload."""
@@ -54,9 +73,7 @@ class NatsServer:
 
     def reload(self) -> None:
         """Load the configuration again without a restart."""
-        config = self.folder / "nats.conf"
-        lines = config.read_text().splitlines()[:3]
-        config.write_text("\n".join([*lines, self._config, ""]))
+        self._write_config()
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
 
@@ -90,5 +107,20 @@ class NatsServer:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as link:
                 if link.recv(4) == b"INFO":
                     return
+            assert self._process is not None
+            if self._process.poll() is not None:
+                break
             time.sleep(0.01)
         raise AssertionError(f"nats-server did not start: see {self.folder / 'nats-server.log'}")
+
+
+def _shipped_permissions(folder: Path) -> str:
+    """Give the service what it is shipped with; who does not log in is the test and may do everything."""
+    return f"""include '{os.path.relpath(SHIPPED_PERMISSIONS, folder)}'
+        no_auth_user: test
+        authorization {{ users: [
+          {{ user: service, password: secret, permissions: $SERVICE_PERMISSIONS }}
+          {{ user: operator, password: secret, permissions: $OPERATOR_PERMISSIONS }}
+          {{ user: monitor, password: secret, permissions: $MONITOR_PERMISSIONS }}
+          {{ user: test, password: secret }}
+        ] }}"""

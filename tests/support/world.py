@@ -59,6 +59,7 @@ class World:
             "broker_url": self.broker.url,
             "db_path": self.db_path,
             "subject_prefix": self.prefix,
+            **self.broker.service_login,
         }
         process = TimerServiceProcess(self.folder, **{**defaults, **settings})
         self._processes.append(process)

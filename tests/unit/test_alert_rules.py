@@ -113,6 +113,7 @@ def test_what_must_be_alerted_on_is() -> None:
         "timer_broker_connected",
         "timer_store_available",
         "timer_store_free_bytes",
+        "timer_clock_step_held_seconds",
     }
 
 

@@ -74,8 +74,14 @@ class SystemClock:
         """Follow the wall clock as it is now; return the seconds of the step."""
         held_ms, self._held_ms = self._held_ms, 0
         self._offset_ms = self._wall_ms() - self._boot_ms()
-        log.warning("clock.step_accepted", step_s=held_ms / 1000)
+        if held_ms:
+            log.warning("clock.step_accepted", step_s=held_ms / 1000)
         return held_ms / 1000
+
+    @property
+    def held_step_s(self) -> float:
+        """Return the seconds of the step that is held back, 0 where there is none."""
+        return self._held_ms / 1000
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
         """Return when the event is set or the time has passed."""

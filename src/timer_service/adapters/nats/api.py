@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import binascii
-import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import nats.micro
@@ -14,6 +15,8 @@ import structlog
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.micro.request import Request, ServiceError
+from nats.micro.service import EndpointStats
+from pydantic import BaseModel
 
 from timer_service import __version__, wire
 from timer_service.adapters import codec
@@ -34,42 +37,76 @@ log = structlog.get_logger(__name__)
 _Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    name: str
+    subject: str
+    handler: _Handler
+    request: type[BaseModel]
+    answer: type[BaseModel]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What `$SRV.STATS` says of one endpoint."""
+
+    errors: int = 0
+    last_error: str = ""
+    nanoseconds: int = 0
+
+
 class TimerApi:
     """The endpoints of the `timer` micro service."""
 
     def __init__(self, calls: TimerCalls, subjects: codec.Subjects, tasks: asyncio.TaskGroup) -> None:
         self._calls = calls
-        self._subjects = subjects
         self._tasks = tasks
         self._slots = asyncio.Semaphore(MAX_CALLS)
+        api = partial(subjects.api, "*")
+        self._endpoints = [
+            _Endpoint("get", api("get"), self._get, wire.GetCall, wire.GetAnswer),
+            _Endpoint("list", api("list"), self._list, wire.ListCall, wire.ListAnswer),
+            _Endpoint("schedule", api("schedule"), self._schedule, wire.ScheduleCall, wire.ScheduleAnswer),
+            _Endpoint("cancel", api("cancel"), self._cancel, wire.GetCall, wire.CancelAnswer),
+            _Endpoint("status", subjects.status, self._status, wire.NoRequest, wire.StatusAnswer),
+            _Endpoint(
+                "clock-accept",
+                subjects.clock_accept,
+                self._accept,
+                wire.NoRequest,
+                wire.ClockAnswer,
+            ),
+        ]
+        self._tallies = {endpoint.name: _Tally() for endpoint in self._endpoints}
 
     async def serve(self, client: Client) -> None:
         """Listen on one connection; it ends with that connection."""
+        self._tallies = {endpoint.name: _Tally() for endpoint in self._endpoints}
         service = await nats.micro.add_service(
             client,
             name=SERVICE_NAME,
             version=__version__,
             description="Durable timers: query, schedule and cancel with a definite answer",
+            stats_handler=self._complete,
         )
-        tenants: list[tuple[str, _Handler, type[wire.GetCall | wire.ListCall]]] = [
-            ("get", self._get, wire.GetCall),
-            ("list", self._list, wire.ListCall),
-            ("schedule", self._schedule, wire.ScheduleCall),
-            ("cancel", self._cancel, wire.GetCall),
-        ]
-        for name, handler, model in tenants:
+        for endpoint in self._endpoints:
             await service.add_endpoint(
-                name=name,
-                subject=self._subjects.api("*", name),
-                handler=self._answering(name, handler),
-                metadata={"request_schema": json.dumps(model.model_json_schema())},
+                name=endpoint.name,
+                subject=endpoint.subject,
+                handler=self._answering(endpoint.name, endpoint.handler),
+                metadata={
+                    "request_schema": wire.json_schema(endpoint.request),
+                    "response_schema": wire.json_schema(endpoint.answer),
+                },
             )
-        operators: list[tuple[str, str, _Handler]] = [
-            ("status", self._subjects.status, self._status),
-            ("clock-accept", self._subjects.clock_accept, self._accept_clock_step),
-        ]
-        for name, subject, handler in operators:
-            await service.add_endpoint(name=name, subject=subject, handler=self._answering(name, handler))
+
+    def _complete(self, stats: EndpointStats) -> None:
+        """Put in what nats-py cannot see, because calls are worked on beside its handlers."""
+        tally = self._tallies[stats.name]
+        stats.num_errors = tally.errors
+        stats.last_error = tally.last_error
+        stats.processing_time = tally.nanoseconds
+        stats.average_processing_time = tally.nanoseconds // max(1, stats.num_requests)
 
     def _answering(self, name: str, handler: _Handler) -> Callable[[Request], Awaitable[None]]:
         async def receive(request: Request) -> None:
@@ -84,29 +121,34 @@ class TimerApi:
         return receive
 
     async def _answer(self, name: str, handler: _Handler, request: Request) -> None:
-        started = time.perf_counter()
-        outcome = "500"
+        started = time.perf_counter_ns()
+        outcome, error = "500", ""
         try:
             answer = await handler(request)
             outcome = str(answer.get("outcome", "ok"))
             await request.respond(wire.write_json(answer))
-        except wire.WireError as error:
-            outcome = "400"
-            await _refuse(request, outcome, error.detail)
-        except ServiceError as error:
-            outcome = error.code
-            await _refuse(request, error.code, error.description)
-        except TransientError as error:
-            outcome = "503"
-            await _refuse(request, outcome, f"try again: {error}")
+        except wire.WireError as refusal:
+            outcome, error = "400", refusal.detail
+        except ServiceError as refusal:
+            outcome, error = refusal.code, refusal.description
+        except TransientError as failure:
+            outcome, error = "503", f"try again: {failure}"
         except (NatsError, OSError):
             outcome = "lost"  # The caller, or the broker, is gone.
         except Exception:
             log.exception("call.failed", endpoint=name)
-            await _refuse(request, outcome, "internal error; the service's log tells more")
+            error = "internal error; the service's log tells more"
         finally:
             self._slots.release()
-            self._calls.called(name, outcome, time.perf_counter() - started)
+            took_ns = time.perf_counter_ns() - started
+            self._calls.called(name, outcome, took_ns / 1e9)
+            tally = self._tallies[name]
+            tally.nanoseconds += took_ns
+            if error:
+                tally.errors += 1
+                tally.last_error = f"{outcome}: {error}"
+        if error:
+            await _refuse(request, outcome, error)
 
     async def _get(self, request: Request) -> dict[str, Any]:
         call = wire.read_call(wire.GetCall, request.data)
@@ -149,7 +191,7 @@ class TimerApi:
         call = wire.read_call(wire.GetCall, request.data)
         return _told(await self._calls.cancel(_tenant(request), ServiceCallId(call.service_call_id)))
 
-    async def _accept_clock_step(self, _: Request) -> dict[str, Any]:
+    async def _accept(self, _: Request) -> dict[str, Any]:
         return {"acceptedStepSeconds": await self._calls.accept_clock_step()}
 
     async def _status(self, _: Request) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class NatsEventBus:
         self._connecting = False
         self._connected_before = False
         self._told: str | None = None
+        self._complaint: str | None = None
         self._warned: set[str] = set()
 
     @asynccontextmanager
@@ -262,10 +263,12 @@ class NatsEventBus:
             pause, answering = FIRST_RETRY_S, False
             while not client.is_closed and not self._stopping:
                 self._session_over.clear()
+                self._complaint = None
                 try:
                     await self._unless_over(self._prepare(client, jetstream))
                 except (NatsError, OSError, TimeoutError) as error:
-                    self._tell_unavailable(_reason(error))
+                    # Where a right is missing the broker complains beside the request, which only times out.
+                    self._tell_unavailable(self._complaint or _reason(error))
                     await self._pause(pause)
                     pause = min(pause * 2, LONGEST_RETRY_S)
                     continue
@@ -449,7 +452,8 @@ class NatsEventBus:
     async def _on_error(self, error: Exception) -> None:
         if self._connecting:
             return  # keep_session tells of it.
-        log.warning("broker.error", detail=_reason(error))
+        self._complaint = _reason(error)
+        log.warning("broker.error", detail=self._complaint)
         if self._publisher is not None:
             self._publisher.error_reported(error)
 
