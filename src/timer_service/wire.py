@@ -29,6 +29,7 @@ COMMAND_TYPES: Final = (SCHEDULE_TIMER, CANCEL_TIMER)
 MAX_COMMAND_BYTES: Final = 65_536
 MAX_NESTING: Final = 32
 _MAX_QUOTED: Final = 80
+_json_string: Final = json.encoder.encode_basestring
 _LAST_MS_OF_9999: Final = 253_402_300_799_999
 
 TENANT_RULE: Final = "1 to 64 of A-Z a-z 0-9 _ -"
@@ -293,14 +294,21 @@ def write_command(
     payload = {"_tag": command_type, "tenantId": tenant_id, "serviceCallId": service_call_id}
     if due_at is not None:
         payload["dueAt"] = format_time(due_at)
-    return _envelope(
-        message_id, command_type, tenant_id, timestamp_ms, service_call_id, correlation_id, payload
-    )
+    envelope: dict[str, Any] = {
+        "id": str(message_id),
+        "type": command_type,
+        "tenantId": tenant_id,
+        "timestampMs": timestamp_ms,
+        "aggregateId": service_call_id,
+    }
+    if correlation_id is not None:
+        envelope["correlationId"] = correlation_id
+    return write_json({**envelope, "payload": payload})
 
 
 def write_due_time_reached(
     *,
-    message_id: UUID,
+    message_id: str,
     timestamp_ms: int,
     tenant_id: str,
     service_call_id: str,
@@ -309,40 +317,16 @@ def write_due_time_reached(
     generation: int,
     correlation_id: str | None,
 ) -> bytes:
-    """Write the envelope of DueTimeReached."""
-    payload = {
-        "_tag": DUE_TIME_REACHED,
-        "tenantId": tenant_id,
-        "serviceCallId": service_call_id,
-        "dueAt": format_time(due_at),
-        "reachedAt": format_time(reached_at),
-        "generation": generation,
-    }
-    return _envelope(
-        message_id, DUE_TIME_REACHED, tenant_id, timestamp_ms, service_call_id, correlation_id, payload
-    )
-
-
-def _envelope(
-    message_id: UUID,
-    message_type: str,
-    tenant_id: str,
-    timestamp_ms: int,
-    aggregate_id: str,
-    correlation_id: str | None,
-    payload: dict[str, Any],
-) -> bytes:
-    envelope: dict[str, Any] = {
-        "id": str(message_id),
-        "type": message_type,
-        "tenantId": tenant_id,
-        "timestampMs": timestamp_ms,
-        "aggregateId": aggregate_id,
-    }
-    if correlation_id is not None:
-        envelope["correlationId"] = correlation_id
-    envelope["payload"] = payload
-    return json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
+    """Write the envelope of DueTimeReached; as text, because there are many and few parts of it differ."""
+    call = _json_string(service_call_id)
+    correlation = "" if correlation_id is None else f'"correlationId":{_json_string(correlation_id)},'
+    return (
+        f'{{"id":"{message_id}","type":"{DUE_TIME_REACHED}","tenantId":"{tenant_id}",'
+        f'"timestampMs":{timestamp_ms},"aggregateId":{call},{correlation}"payload":{{'
+        f'"_tag":"{DUE_TIME_REACHED}","tenantId":"{tenant_id}","serviceCallId":{call},'
+        f'"dueAt":"{format_time(due_at)}","reachedAt":"{format_time(reached_at)}",'
+        f'"generation":{generation}}}}}'
+    ).encode()
 
 
 class GetCall(_Model):

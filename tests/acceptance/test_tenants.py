@@ -158,7 +158,7 @@ authorization {
 
 
 @pytest.fixture
-def guarded_broker(tmp_path: Path) -> Iterator[NatsServer]:
+def closed_broker(tmp_path: Path) -> Iterator[NatsServer]:
     """A broker that lets acme at its own subjects only."""
     server = NatsServer(tmp_path / "broker", PERMISSIONS).start()
     yield server
@@ -166,14 +166,14 @@ def guarded_broker(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def guarded_world(guarded_broker: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
-    opened = await World(tmp_path, guarded_broker, "timer").open(user="operator", password="secret")
+async def closed_world(closed_broker: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
+    opened = await World(tmp_path, closed_broker, "timer").open(user="operator", password="secret")
     yield opened
     await opened.close()
 
 
-async def test_subject_permissions_are_all_that_keeps_a_tenant_to_its_own(guarded_world: World) -> None:
-    world = guarded_world
+async def test_subject_permissions_are_all_that_keeps_a_tenant_to_its_own(closed_world: World) -> None:
+    world = closed_world
     world.service(broker_user="operator", broker_password="secret").start_ready()
     refused: list[str] = []
 

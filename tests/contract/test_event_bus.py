@@ -329,7 +329,7 @@ def stored(line: Line, event: DueTimeReached) -> Stored:
     return Stored(
         f"{line.prefix}.events.{event.tenant_id}.DueTimeReached",
         str(event.id),
-        messages.decode(encode_event(event, event.id)),
+        messages.decode(encode_event(event, str(event.id))),
     )
 
 

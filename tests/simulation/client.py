@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from nats.nuid import NUID
 
 from tests.simulation.broker import COMMANDS, Broker, Link, Message, Stream, matches
 from tests.simulation.loop import PROCESS, Lively
+from timer_service.adapters.nats.tolerant_client import Outgoing
 
 MAX_PAYLOAD = 1_048_576
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -105,6 +106,15 @@ class SimulatedClient:
         link.send(message)
         if self._nats.broker.random.random() < self._nats.suspends:
             await asyncio.sleep(0)
+
+    async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
+        for number, (subject, body, headers) in enumerate(messages):
+            reply = f"{inbox}.{number}" if inbox else ""
+            await self.publish(subject, body, reply, dict(headers) if headers else None)
+        return []
+
+    def deliver_at_once(self, subscription: "_Subscription") -> None:
+        """Messages are handed over one by one in any case."""
 
     async def subscribe(
         self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None

@@ -180,7 +180,7 @@ def test_the_detail_of_a_refusal_is_bounded() -> None:
 def test_an_event_is_written_with_its_id_and_the_time_it_was_handled() -> None:
     event = reached("order-1", 60, reached_s=60.042, generation=2, correlation="request-1")
 
-    body = encode_event(event, event.id)
+    body = encode_event(event, str(event.id))
 
     assert json.loads(body) == {
         "id": str(event.id),

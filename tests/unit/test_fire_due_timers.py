@@ -52,7 +52,8 @@ class Desk:
 
 def stored(event: DueTimeReached) -> dict[str, tuple[str, bytes]]:
     """Return what the broker holds after this event alone."""
-    return {str(event.id): (f"timer.events.{event.tenant_id}.DueTimeReached", encode_event(event, event.id))}
+    message_id = str(event.id)
+    return {message_id: (f"timer.events.{event.tenant_id}.DueTimeReached", encode_event(event, message_id))}
 
 
 async def test_a_due_timer_is_published_and_marked() -> None:

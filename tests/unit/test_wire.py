@@ -513,7 +513,7 @@ def _outcome(message: object) -> str:
 
 def test_a_due_time_reached_is_written_with_its_tag_and_without_a_cause() -> None:
     body = wire.write_due_time_reached(
-        message_id=UUID(ID),
+        message_id=ID,
         timestamp_ms=1_796_115_600_042,
         tenant_id="acme",
         service_call_id="order-42",
@@ -543,7 +543,7 @@ def test_a_due_time_reached_is_written_with_its_tag_and_without_a_cause() -> Non
 
 def test_what_we_write_we_read_again() -> None:
     body = wire.write_due_time_reached(
-        message_id=UUID(ID),
+        message_id=ID,
         timestamp_ms=1,
         tenant_id="acme",
         service_call_id="order-42",

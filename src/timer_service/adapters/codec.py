@@ -131,7 +131,7 @@ def _read_subject(subjects: Subjects, subject: str) -> tuple[str, str]:
     return tokens[0], tokens[1]
 
 
-def encode_event(event: DueTimeReached, message_id: Any) -> bytes:
+def encode_event(event: DueTimeReached, message_id: str) -> bytes:
     """Return the envelope of an event; its time of publication is the time it was handled."""
     return wire.write_due_time_reached(
         message_id=message_id,

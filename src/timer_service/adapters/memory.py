@@ -62,16 +62,18 @@ class MemoryTimerStore:
                 DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.trace)
                 for key, t in self.timers.items()
                 if t.state is TimerState.SCHEDULED and t.due_at is not None and t.due_at <= now
-                if t.tenant_id not in held_back.tenants and key not in held_back.timers
+                if t.tenant_id not in held_back.tenants
+                if key not in held_back.timers and key not in self._claimed
             ),
             key=_by_due_time,
         )
         claimed = due if len(due) <= limit else sorted(_in_turns(due)[:limit], key=_by_due_time)
-        self._claimed = {(timer.tenant_id, timer.service_call_id) for timer in claimed}
+        keys = {(timer.tenant_id, timer.service_call_id) for timer in claimed}
+        self._claimed |= keys
         try:
             yield _MemoryClaim(self.timers, claimed, len(due) > limit)
         finally:
-            self._claimed = set()
+            self._claimed -= keys
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
@@ -219,7 +221,7 @@ class MemoryEventBus:
         subject = self.subjects.event(event.tenant_id)
         if subject in self.rejected_subjects:
             return PublishResult(Published.REJECTED, "no stream takes this subject")
-        self.events.setdefault(str(event.id), (subject, codec.encode_event(event, event.id)))
+        self.events.setdefault(str(event.id), (subject, codec.encode_event(event, str(event.id))))
         return PublishResult(Published.CONFIRMED)
 
 

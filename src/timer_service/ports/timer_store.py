@@ -98,7 +98,7 @@ class TimerStore(Protocol):
     def claim_due(
         self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
     ) -> AbstractAsyncContextManager[Claim]:
-        """Claim up to `limit` scheduled timers with `due_at <= now`, oldest first.
+        """Claim up to `limit` scheduled timers with `due_at <= now`, oldest first; none is in two claims.
 
         Where more is due than the limit, tenants take turns, so that each tenant's oldest timers are
         among the claimed. Leaving the context without marking gives the timers back at once.

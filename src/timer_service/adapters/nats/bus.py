@@ -20,7 +20,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
-from timer_service.adapters.nats.publisher import Outgoing, Publisher
+from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.pull import CommandPull, read_delivery
 from timer_service.adapters.nats.streams import (
     CONSUMER_NAME,
@@ -28,7 +28,7 @@ from timer_service.adapters.nats.streams import (
     ensure_consumer,
     ensure_streams,
 )
-from timer_service.adapters.nats.tolerant_client import TolerantClient
+from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.domain.errors import BrokerRefused, BusUnavailable, CommandRefused
 from timer_service.domain.messages import EPOCH, Command, DueTimeReached, Position
 from timer_service.ports.clock import Clock
@@ -101,7 +101,7 @@ class NatsEventBus:
         self._chance = chance
         self._subjects = codec.Subjects(options.prefix)
         self._names = StreamNames.of(options.prefix)
-        self._client: Client | None = None
+        self._client: TolerantClient | None = None
         self._publisher: Publisher | None = None
         self._pull: CommandPull | None = None
         self._stream_created_us: int | None = None
@@ -192,14 +192,9 @@ class NatsEventBus:
             raise BusUnavailable(self._told or "not connected to the broker yet")
         outgoing = []
         for event in events:
-            message_id = event.id
-            outgoing.append(
-                Outgoing(
-                    self._subjects.event(event.tenant_id),
-                    codec.encode_event(event, message_id),
-                    codec.event_headers(event, str(message_id)),
-                )
-            )
+            message_id = str(event.id)
+            subject, body = self._subjects.event(event.tenant_id), codec.encode_event(event, message_id)
+            outgoing.append(Outgoing(subject, body, codec.event_headers(event, message_id)))
         return await self._publisher.publish(outgoing)
 
     async def _keep_session(self) -> None:
@@ -220,7 +215,7 @@ class NatsEventBus:
                 self._client = self._publisher = self._pull = None
                 await _close(client)
 
-    async def _connect(self) -> Client:
+    async def _connect(self) -> TolerantClient:
         client = TolerantClient()
         servers = [*self._options.connect["servers"], *sorted(self._known_servers)]
         self._connecting = True
@@ -250,7 +245,7 @@ class NatsEventBus:
         self._known_servers |= {url.geturl() for url in client.discovered_servers}
         return client
 
-    async def _serve(self, client: Client) -> None:
+    async def _serve(self, client: TolerantClient) -> None:
         """Use one connection until it is lost."""
         publisher = Publisher(
             client,
@@ -291,7 +286,7 @@ class NatsEventBus:
         finally:
             publisher.connection_lost()
 
-    async def _prepare(self, client: Client, jetstream: JetStreamContext) -> None:
+    async def _prepare(self, client: TolerantClient, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
         options = self._options
         stream = await self._ensure_streams(jetstream)
@@ -391,11 +386,10 @@ class NatsEventBus:
         client = self._client
         if client is None:
             return
+        # In a stream made anew the same sequence is another message: leave that one alone.
+        known = [pair for pair in replies if pair[0].position.stream_created_us == self._stream_created_us]
         with suppress(NatsError, OSError):
-            for incoming, word in replies:
-                # In a stream made anew the same sequence is another message: leave that one alone.
-                if incoming.position.stream_created_us == self._stream_created_us:
-                    await client.publish(incoming.reply, word)
+            await client.publish_all([Outgoing(incoming.reply, word) for incoming, word in known])
 
     async def dead_letter(self, refused: Sequence[_Incoming]) -> list[Refusal]:
         """Write letters, a few megabytes at a time, and terminate the messages."""

@@ -5,14 +5,12 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import MaxPayloadError
 
+from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.ports.event_bus import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
@@ -21,18 +19,9 @@ LOOK_ALIKE_GRACE_S: Final = 0.1
 _CONFIRMED: Final = PublishResult(Published.CONFIRMED)
 _UNANSWERED: Final = PublishResult(Published.UNANSWERED, f"no confirmation within {CONFIRM_TIMEOUT_S:g} s")
 _DISCONNECTED: Final = PublishResult(Published.DISCONNECTED, "the connection was lost")
+_TOO_LARGE: Final = PublishResult(Published.REJECTED, "larger than the broker's max_payload")
 _NO_STREAM: Final = "no stream takes this subject"
 _FORBIDDEN: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One message on its way out."""
-
-    subject: str
-    body: bytes
-    headers: dict[str, str]
-    """Among them Nats-Msg-Id, by which the broker drops a repetition."""
 
 
 class _Pending:
@@ -60,10 +49,14 @@ class _Pending:
 class Publisher:
     """Publish to streams over one connection; every wait has an end."""
 
-    def __init__(self, client: Client, streams: frozenset[str], stream_missing: Callable[[], None]) -> None:
+    def __init__(
+        self, client: TolerantClient, streams: frozenset[str], stream_missing: Callable[[], None]
+    ) -> None:
         self._client = client
         self._stream_missing = stream_missing
         self._streams = streams
+        # How the broker begins a confirmation; whatever begins in another way is looked at closely.
+        self._stored = tuple(f'{{"stream":"{stream}",'.encode() for stream in streams)
         # Every subscriber to an event sees it: the client's own names for inboxes follow one from another.
         self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
         self._pending: dict[int, _Pending] = {}
@@ -71,10 +64,11 @@ class Publisher:
 
     async def start(self) -> None:
         """Listen for confirmations."""
-        await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
+        subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
+        self._client.deliver_at_once(subscription)
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
-        """Send all messages and wait for what becomes of each."""
+        """Send all messages, each with its Nats-Msg-Id, and wait for what becomes of each."""
         if not messages:
             return []
         self._batches += 1
@@ -83,8 +77,8 @@ class Publisher:
         try:
             # A confirmation without a limit would hold the batch for ever once the broker is gone.
             async with asyncio.timeout(CONFIRM_TIMEOUT_S):
-                for index, message in enumerate(messages):
-                    await self._send(message, f"{self._inbox}.{number}.{index}", pending, index)
+                for index in await self._client.publish_all(messages, f"{self._inbox}.{number}"):
+                    pending.settle(index, _TOO_LARGE)
                 await pending.settled.wait()
         except TimeoutError:
             pending.settle_rest(_UNANSWERED)
@@ -93,12 +87,6 @@ class Publisher:
         finally:
             del self._pending[number]
         return [result or _DISCONNECTED for result in pending.results]
-
-    async def _send(self, message: Outgoing, reply: str, pending: _Pending, index: int) -> None:
-        try:
-            await self._client.publish(message.subject, message.body, reply=reply, headers=message.headers)
-        except MaxPayloadError:
-            pending.settle(index, PublishResult(Published.REJECTED, "larger than the broker's max_payload"))
 
     def connection_lost(self) -> None:
         """Stop waiting for answers that cannot come any more."""
@@ -127,6 +115,8 @@ class Publisher:
             pending.settle(int(index), result)
 
     def _read(self, message: Msg) -> PublishResult | None:
+        if message.data.startswith(self._stored) and b'"error"' not in message.data:
+            return _CONFIRMED
         if message.headers and message.headers.get("Status") == "503":
             self._stream_missing()
             return PublishResult(Published.REJECTED, _NO_STREAM)

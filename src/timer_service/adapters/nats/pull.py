@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
+
+from timer_service.adapters.nats.tolerant_client import TolerantClient
 
 PULLS_AHEAD: Final = 2
 PULL_EXPIRES_S: Final = 5.0
@@ -46,7 +47,7 @@ class CommandPull:
 
     def __init__(
         self,
-        client: Client,
+        client: TolerantClient,
         request_subject: str,
         *,
         batch_size: int,
@@ -74,6 +75,7 @@ class CommandPull:
     async def start(self) -> None:
         """Listen for messages and ask for the first."""
         self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+        self._client.deliver_at_once(self._subscription)
         await self.top_up()
 
     async def stop(self) -> None:

@@ -1,18 +1,23 @@
-"""A NATS client that no message can stop.
+"""A NATS client that no message can stop, and that is quick with many.
 
 nats-py ends its read loop for good when a message has a subject that is not UTF-8, one with a vertical tab
 or form feed, or a header block that it cannot read; the server takes all of these. Such a message would be
 delivered again and again, and stop the service each time. Here it arrives, and is refused like any other.
+
+nats-py also spends more time on the way of a message through its queue and its checks than we do on the
+message. What comes by the thousand takes a shorter way here: `publish_all` out, `deliver_at_once` in.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import nats.protocol.parser
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import ConnectionClosedError
 
 _TOKEN: Final = rb"([^ \t\r\n]+)[ \t]+"
 
@@ -23,8 +28,61 @@ nats.protocol.parser.HMSG_RE = re.compile(
 )
 
 
+class Outgoing(NamedTuple):
+    """One message on its way out; its parts are ours, so nothing in them needs to be checked."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str] | None = None
+
+
 class TolerantClient(Client):
-    """The stock client, but for how it reads what others have sent."""
+    """The stock client, but for how it reads what others have sent, and for how it treats many messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at_once: dict[int, Any] = {}
+
+    async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
+        """Send messages in one piece; each is answered on its own number below the inbox.
+
+        Returns the numbers of those that are too large: the server would end the connection over them.
+        """
+        if self.is_closed:
+            raise ConnectionClosedError
+        commands: list[bytes] = []
+        too_large: list[int] = []
+        for number, (subject, body, headers) in enumerate(messages):
+            reply = f"{inbox}.{number}" if inbox else ""
+            head = _head(headers) if headers else b""
+            size = len(head) + len(body)
+            if size > self.max_payload:
+                too_large.append(number)
+            elif head:
+                start = f"HPUB {subject} {reply} {len(head)} {size}\r\n"
+                commands += (start.encode(), head, body, b"\r\n")
+            else:
+                commands += (f"PUB {subject} {reply} {size}\r\n".encode(), body, b"\r\n")
+        await self._send_command(b"".join(commands))
+        await self._flush_pending()
+        return too_large
+
+    def deliver_at_once(self, subscription: Subscription) -> None:
+        """Call back where a message is read, not later from a queue; the callback must not wait for long."""
+        self._at_once[subscription._id] = subscription._cb  # noqa: SLF001 - its only names
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+    ) -> None:
+        callback = self._at_once.get(sid)
+        if callback is None or sid not in self._subs:
+            await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
+            return
+        found = await self._process_headers(headers) if headers else None
+        try:
+            await callback(self._build_message(sid, subject, reply, data, found))
+        except Exception as error:
+            await self._error_cb(error)
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -43,3 +101,8 @@ class TolerantClient(Client):
             found: Mapping[str, str] | None = await super()._process_headers(headers)
             return None if found is None else dict(found)
         return None
+
+
+def _head(headers: Mapping[str, str]) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return f"NATS/1.0\r\n{lines}\r\n".encode()

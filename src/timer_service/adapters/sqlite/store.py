@@ -77,14 +77,14 @@ ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
   tracestate = excluded.tracestate
 """  # noqa: S608 - the column list is a constant
 
-# The poll: what is due, oldest first, without what is held back.
+# The poll: what is due, oldest first, without what is held back or claimed. A timer's key is one value here,
+# because SQLite looks a single value up in an index, but a row value by going through the whole list.
 FIND_DUE: Final = """
 SELECT tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate
 FROM timer_schedules
 WHERE state = 'Scheduled' AND due_at <= :now
   AND tenant_id NOT IN (SELECT value FROM json_each(:held_tenants))
-  AND (tenant_id, service_call_id) NOT IN (
-    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:held_timers))
+  AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
 ORDER BY due_at
 LIMIT :limit
 """
@@ -113,8 +113,7 @@ CROSS JOIN timer_schedules AS t
  AND t.service_call_id IN (
     SELECT service_call_id FROM timer_schedules
     WHERE tenant_id = tenant.value AND state = 'Scheduled' AND due_at <= :now
-      AND (tenant_id, service_call_id) NOT IN (
-        SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:held_timers))
+      AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
     ORDER BY due_at LIMIT :turn)
 ORDER BY t.due_at
 LIMIT :limit
@@ -213,6 +212,7 @@ class SqliteTimerStore:
         self._reader = reader
         self._answerer = answerer
         self._writing = asyncio.Lock()
+        self._claiming = asyncio.Lock()
         self._pending: int | None = None
         self._claimed: set[TimerKey] = set()
         self._calling: Counter[TimerKey] = Counter()
@@ -252,26 +252,28 @@ class SqliteTimerStore:
     async def claim_due(
         self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
     ) -> AsyncIterator[Claim]:
-        """Read what is due: this process owns the file, so nobody else can claim it."""
-        parameters = {
-            "now": _text(now),
-            "limit": limit + 1,
-            "held_tenants": json.dumps(sorted(held_back.tenants)),
-            "held_timers": json.dumps(sorted(held_back.timers)),
-        }
-        self._called_lately.clear()
-        found = await self._read(FIND_DUE, parameters)
-        more = len(found) > limit
-        if more:
-            found = _fill_up(await self._take_turns(parameters, limit), found, limit)
-        # A call that ran beside the reading may have changed what was read: that timer has to wait.
-        open_to_calls = self._called_lately | set(+self._calling)
-        rows = [row for row in found if row[:2] not in open_to_calls]
-        self._claimed = {row[:2] for row in rows}
+        """Read what is due: this process owns the file, so only its own other claims have to be left out."""
+        async with self._claiming:
+            parameters = {
+                "now": _text(now),
+                "limit": limit + 1,
+                "held_tenants": json.dumps(sorted(held_back.tenants)),
+                "held_timers": json.dumps(["\n".join(key) for key in (*self._claimed, *held_back.timers)]),
+            }
+            self._called_lately.clear()
+            found = await self._read(FIND_DUE, parameters)
+            more = len(found) > limit
+            if more:
+                found = _fill_up(await self._take_turns(parameters, limit), found, limit)
+            # A call that ran beside the reading may have changed what was read: that timer has to wait.
+            open_to_calls = self._called_lately | set(+self._calling)
+            rows = [row for row in found if row[:2] not in open_to_calls]
+            keys = {row[:2] for row in rows}
+            self._claimed |= keys
         try:
             yield _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
         finally:
-            self._claimed = set()
+            self._claimed -= keys
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
