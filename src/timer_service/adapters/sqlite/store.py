@@ -121,8 +121,16 @@ LIMIT :limit
 
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile.
 _MARK_REACHED: Final = """
-UPDATE timer_schedules SET state = 'Reached', reached_at = ?
-WHERE tenant_id = ? AND service_call_id = ? AND state = 'Scheduled' AND generation = ?
+UPDATE timer_schedules SET state = 'Reached', reached_at = fired.reached_at
+FROM (
+  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
+    value ->> 3 AS reached_at
+  FROM json_each(?)
+) AS fired
+WHERE timer_schedules.tenant_id = fired.tenant_id
+  AND timer_schedules.service_call_id = fired.service_call_id
+  AND timer_schedules.generation = fired.generation
+  AND timer_schedules.state = 'Scheduled'
 """
 
 NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
@@ -330,10 +338,8 @@ class SqliteTimerStore:
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark each timer whose published generation still stands."""
         async with self._transaction() as changes:
-            cursor = await self._writer.executemany(
-                _MARK_REACHED,
-                [(_text(e.reached_at), e.tenant_id, e.service_call_id, e.generation) for e in events],
-            )
+            fired = [(e.tenant_id, e.service_call_id, e.generation, _text(e.reached_at)) for e in events]
+            cursor = await self._writer.execute(_MARK_REACHED, (json.dumps(fired),))
             changes.pending = -cursor.rowcount
             return cursor.rowcount
 
