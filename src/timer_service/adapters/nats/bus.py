@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from nats.aio.client import Client
@@ -68,8 +68,7 @@ class NatsOptions:
     ack_wait_s: float = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Incoming:
+class _Incoming(NamedTuple):
     """A message that was delivered to us: a command, or why it is none."""
 
     reply: str

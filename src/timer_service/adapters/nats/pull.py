@@ -97,18 +97,21 @@ class CommandPull:
     async def _on_message(self, message: Msg) -> None:
         if message.reply.startswith(_ACK_PREFIX):
             self._deliver(message)
-            self._count_delivery()
+            if self._ends_a_pull():
+                await self.top_up()
         elif message.headers and "Status" in message.headers:
             self._on_status(message, message.headers)
-        await self.top_up()
+            await self.top_up()
 
-    def _count_delivery(self) -> None:
+    def _ends_a_pull(self) -> bool:
         # The broker serves pulls in order; where that is not so, the expiry sets the count right.
         for number, pull in self._open.items():
             pull.remaining -= 1
             if pull.remaining == 0:
                 del self._open[number]
-            return
+                return True
+            break
+        return False
 
     def _on_status(self, message: Msg, headers: dict[str, str]) -> None:
         status, description = headers["Status"], headers.get("Description", "")

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 
+_NO_STATUS: Final = b"NATS/1.0\r\n"
 _TOKEN: Final = rb"([^ \t\r\n]+)[ \t]+"
 
 # The protocol separates by spaces and tabs only; nats-py takes every white space for a separator.
@@ -78,7 +79,9 @@ class TolerantClient(Client):
         if callback is None or sid not in self._subs:
             await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
             return
-        found = await self._process_headers(headers) if headers else None
+        # Most headers are the sender's own and mean nothing to us: these two kinds are all that we ask for.
+        wanted = headers and (b"raceparent" in headers or not headers.startswith(_NO_STATUS))
+        found = await self._process_headers(headers) if wanted else None
         try:
             await callback(self._build_message(sid, subject, reply, data, found))
         except Exception as error:

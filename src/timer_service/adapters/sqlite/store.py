@@ -57,18 +57,21 @@ _COLUMNS: Final = (
     "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
 )
 
+# A batch goes into a statement as one JSON text. SQLite then works it off in one step, beside the
+# interpreter; with a step for each row the two would wait for each other at every row.
+
 # The rows that a batch of commands is about, found by primary key.
 _LOAD: Final = f"""
 SELECT {", ".join("t." + column for column in _COLUMNS.split(", "))}
 FROM json_each(?) AS wanted
-CROSS JOIN timer_schedules AS t
-  ON t.tenant_id = json_extract(wanted.value, '$[0]')
- AND t.service_call_id = json_extract(wanted.value, '$[1]')
+CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
 """  # noqa: S608 - the column list is a constant
 
 # Rows as the domain's rules left them.
 _SAVE: Final = f"""
-INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO timer_schedules ({_COLUMNS})
+SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(_COLUMNS.split(", ")))}
+FROM json_each(?) WHERE true
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
   state = excluded.state, due_at = excluded.due_at, generation = excluded.generation,
   correlation_id = excluded.correlation_id, reached_at = excluded.reached_at,
@@ -253,7 +256,7 @@ class SqliteTimerStore:
                     changes.pending += _is_pending(timers[key]) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
-                await self._writer.executemany(_SAVE, [_row(timer) for timer in changed.values()])
+                await self._writer.execute(_SAVE, (json.dumps([_row(timer) for timer in changed.values()]),))
         return outcomes
 
     @asynccontextmanager
