@@ -18,6 +18,7 @@ from bench.report import Figure, as_json, table
 from bench.scale import measure_polls, measure_scale
 from bench.workloads import (
     Bench,
+    measure_batches,
     measure_both,
     measure_burst,
     measure_fairness,
@@ -46,6 +47,7 @@ PARTS: Final[dict[str, Measure]] = {
     # These two measure their limits again and again beside themselves, so the limits are known after them.
     "ingest": measure_ingest,
     "burst": measure_burst,
+    "batches": measure_batches,
     "limits": measure_limits,
     "steady": measure_steady,
     "both": measure_both,

@@ -117,7 +117,9 @@ class TimerService:
     Except: it logs warnings only, to a file, and serves health and metrics on a free port.
     """
 
-    def __init__(self, folder: Path, broker: Broker, db_path: Path, log_level: str) -> None:
+    def __init__(
+        self, folder: Path, broker: Broker, db_path: Path, log_level: str, batch_size: int | None = None
+    ) -> None:
         self.db_path = db_path
         self._folder = folder
         self._log_path = folder / "timer-service.log"
@@ -128,6 +130,8 @@ class TimerService:
             "TIMER_HTTP_PORT": str(self._http_port),
             "TIMER_LOG_LEVEL": log_level,
         }
+        if batch_size is not None:
+            self._settings["TIMER_BATCH_SIZE"] = str(batch_size)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "TimerService":
@@ -262,14 +266,20 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig(folder: Path, *, log_level: str = "warning", database: Path | None = None) -> Iterator[Rig]:
+def rig(
+    folder: Path,
+    *,
+    log_level: str = "warning",
+    database: Path | None = None,
+    batch_size: int | None = None,
+) -> Iterator[Rig]:
     """Set up a broker and a service that is not started yet, on a copy of a database or a new one."""
     folder.mkdir(parents=True)
     broker = Broker(folder / "broker")
     db_path = folder / "timers.db"
     if database is not None:
         shutil.copyfile(database, db_path)
-    service = TimerService(folder, broker, db_path, log_level)
+    service = TimerService(folder, broker, db_path, log_level, batch_size)
     try:
         yield Rig(folder, broker, service)
     finally:

@@ -12,6 +12,9 @@ class Plan:
     """How often a short measurement is taken; the median counts."""
     ingest: tuple[int, ...] = (20_000, 200_000)
     burst: tuple[int, ...] = (20_000, 100_000)
+    batch_count: int = 30_000
+    batch_sizes: tuple[int, ...] = (100, 300, 3_000)
+    """Beside the default."""
     rates: tuple[int, ...] = (500, 2_000)
     steady_s: float = 15.0
     both_rate: int = 2_000
@@ -38,6 +41,8 @@ QUICK = Plan(
     repeats=1,
     ingest=(5_000,),
     burst=(5_000,),
+    batch_count=3_000,
+    batch_sizes=(300,),
     rates=(500,),
     steady_s=2.0,
     both_rate=500,

@@ -98,8 +98,8 @@ def _repeated(bench: Bench, counts: Sequence[int]) -> Iterator[int]:
         yield from itertools.repeat(count, bench.plan.repeats if count < LARGE else 1)
 
 
-def _ingest(bench: Bench, count: int) -> float:
-    with rig(bench.new_folder(), log_level=bench.log_level) as parts:
+def _ingest(bench: Bench, count: int, batch_size: int | None = None) -> float:
+    with rig(bench.new_folder(), log_level=bench.log_level, batch_size=batch_size) as parts:
         parts.service.start_ready().stop()  # It creates its streams.
         Generator(Load(parts.broker.port, count, now_ms() + FAR_S * 1000, 1_000)).seconds()
         parts.service.start()
@@ -141,9 +141,8 @@ def measure_burst(bench: Bench) -> Iterator[Figure]:
         yield Figure("burst", f"{name}: peak RSS", peak, "MB", goal=RSS_GOAL)
 
 
-def _burst(bench: Bench, count: int) -> tuple[float, Memory]:
-    folder = bench.new_folder()
-    with rig(folder, log_level=bench.log_level) as parts:
+def _burst(bench: Bench, count: int, batch_size: int | None = None) -> tuple[float, Memory]:
+    with rig(bench.new_folder(), log_level=bench.log_level, batch_size=batch_size) as parts:
         due_ms = now_ms() + int(BURST_LEAD_S * 1000) + count // 20
         rows.create(parts.service.db_path, rows.due_together(count, due_ms))
         parts.service.start_ready()
@@ -153,6 +152,21 @@ def _burst(bench: Bench, count: int) -> tuple[float, Memory]:
         memory = parts.service.memory()
     last_ms = max(arrival.received_ms for arrival in arrivals)
     return count / (last_ms - due_ms) * 1000, memory
+
+
+def measure_batches(bench: Bench) -> Iterator[Figure]:
+    """Measure what TIMER_BATCH_SIZE does, in turns; the default is the limit of the others."""
+    default, count = limits.BATCH, bench.plan.batch_count
+    ingest, burst = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    for _ in range(bench.plan.repeats):
+        for size in (default, *bench.plan.batch_sizes):
+            ingest[size].append(_ingest(bench, count, size))
+            burst[size].append(_burst(bench, count, size)[0])
+    for size in sorted(ingest):
+        for what, rates in (("ingest", ingest), ("burst", burst)):
+            name = f"{size:,} a batch: {what} of {count:,}"
+            limit = f"{default:,} a batch"
+            yield Figure("batches", name, median(rates[size]), "/s", limit, median(rates[default]))
 
 
 def measure_steady(bench: Bench) -> Iterator[Figure]:
