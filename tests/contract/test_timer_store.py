@@ -458,6 +458,36 @@ async def test_claim_after_claim_drains_a_backlog_and_claims_nothing_twice(
     assert await claim(store) == ([], False)
 
 
+@pytest.mark.parametrize(("limit", "tenants"), [(2, 1), (3, 4)])
+async def test_two_open_claims_hold_different_timers(store: TimerStore, limit: int, tenants: int) -> None:
+    for n in range(tenants):
+        await keep(store, *backlog(4, tenant=f"tenant-{n:02}", first_due_s=-1000 + n))
+
+    async with store.claim_due(NOW, limit) as one, store.claim_due(NOW, limit) as other:
+        keys = [(timer.tenant_id, timer.service_call_id) for timer in (*one.timers, *other.timers)]
+
+    assert len(set(keys)) == len(keys) == 2 * limit
+
+
+async def test_claims_side_by_side_drain_a_backlog_and_claim_nothing_twice(store: TimerStore) -> None:
+    for n in range(3):
+        await keep(store, *backlog(60, tenant=f"tenant-{n:02}", first_due_s=-1000 + n))
+    claimed: list[DueTimer] = []
+
+    async def drain() -> None:
+        more = True
+        while more:
+            async with store.claim_due(NOW, 7) as batch:
+                claimed.extend(batch.timers)
+                await batch.mark_reached([timer.reached(NOW) for timer in batch.timers])
+                more = batch.more
+
+    await asyncio.gather(drain(), drain(), drain())
+
+    counts = Counter((timer.tenant_id, timer.service_call_id) for timer in claimed)
+    assert (len(counts), set(counts.values())) == (180, {1})
+
+
 # What is held back
 
 

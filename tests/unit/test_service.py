@@ -20,6 +20,7 @@ from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import TimerState
 from timer_service.observability import Metrics
 from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 from timer_service.service import Service, run_service
 
 POLL_S = 5.0
@@ -327,6 +328,57 @@ async def test_it_drains_without_a_sleep_while_more_is_due_than_a_batch() -> Non
 
     assert rig.fired() == [["order-1", "order-2"], ["order-3", "order-4"], ["order-5"]]
     assert rig.clock.waits == [POLL_S]
+
+
+class _SlowMarks(FragileStore):
+    """A store that marks its first batch at once and the others when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+
+    @asynccontextmanager
+    async def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AsyncIterator[Claim]:
+        async with super().claim_due(now, limit, held_back) as claim:
+            yield claim
+            if self.calls.count("mark_reached") > 1:
+                await self.released.wait()
+
+
+async def test_under_backlog_the_next_batch_is_published_while_one_is_marked() -> None:
+    store = _SlowMarks()
+    rig = Rig(store=store, batch_size=1)
+    await rig.keep(*[schedule(f"order-{n}", -9 + n, number=n) for n in range(1, 5)])
+
+    async with rig.running():
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while len(rig.bus.published) < 3:
+                await asyncio.sleep(0)
+        store.released.set()
+        await rig.clock.until_waits(1)
+
+    assert rig.fired() == [["order-1"], ["order-2"], ["order-3"], ["order-4"]]
+
+
+async def test_a_store_that_fails_under_backlog_is_waited_for_and_nothing_fires_twice() -> None:
+    rig = Rig(batch_size=1)
+    await rig.keep(*[schedule(f"order-{n}", -9 + n, number=n) for n in range(1, 7)])
+
+    async def fail_once() -> None:
+        rig.bus.meanwhile = _nothing
+        rig.store.fail("claim_due", StoreBusy("locked"), StoreBusy("locked"))
+
+    rig.bus.meanwhile = fail_once
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.advance(1)
+        await rig.clock.until_waits(2)
+
+    assert sorted(rig.fired()) == [[f"order-{n}"] for n in range(1, 7)]
+    assert rig.clock.waits == [0.05, POLL_S]
 
 
 async def test_a_timer_that_cannot_be_published_is_tried_again_after_its_pause() -> None:

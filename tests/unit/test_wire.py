@@ -541,6 +541,31 @@ def test_a_due_time_reached_is_written_with_its_tag_and_without_a_cause() -> Non
     }
 
 
+IDS = st.text(
+    st.characters(exclude_categories=("Cc", "Cs", "Zs", "Zl", "Zp")), min_size=1, max_size=255
+).filter(wire.is_service_call_id)
+
+
+@given(call=IDS, correlation=st.none() | IDS)
+def test_an_event_is_the_json_that_a_json_library_would_write(call: str, correlation: str | None) -> None:
+    body = wire.write_due_time_reached(
+        message_id=ID,
+        timestamp_ms=1,
+        tenant_id="acme",
+        service_call_id=call,
+        due_at=datetime(2026, 12, 1, 9, tzinfo=UTC),
+        reached_at=datetime(2026, 12, 1, 10, tzinfo=UTC),
+        generation=1,
+        correlation_id=correlation,
+    )
+
+    value = json.loads(body)
+
+    assert (value["aggregateId"], value["payload"]["serviceCallId"]) == (call, call)
+    assert value.get("correlationId") == correlation
+    assert body == json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
 def test_what_we_write_we_read_again() -> None:
     body = wire.write_due_time_reached(
         message_id=ID,
