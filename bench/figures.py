@@ -1,6 +1,6 @@
-"""Write the benchmark's figures into README.md: `python -m bench.figures`.
+"""Write the benchmark's figures into README.md and docs/operations.md: `python -m bench.figures`.
 
-Numbers in the README are never typed: a test fails where they differ from bench/results/latest.json.
+Numbers in the documents are never typed: a test fails where they differ from bench/results/latest.json.
 """
 
 import json
@@ -12,6 +12,7 @@ from bench.report import shown
 
 ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
+OPERATIONS: Final = ROOT / "docs" / "operations.md"
 LATEST: Final = ROOT / "bench" / "results" / "latest.json"
 BEGIN: Final = "<!-- bench:begin -->"
 END: Final = "<!-- bench:end -->"
@@ -21,7 +22,7 @@ Values = Mapping[str, Mapping[str, Any]]
 
 
 class MarkersMissing(Exception):
-    """The README has no place for the figures."""
+    """The document has no place for the figures."""
 
 
 def insert(text: str, figures: str) -> str:
@@ -29,7 +30,7 @@ def insert(text: str, figures: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise MarkersMissing(f"README.md must hold the lines {BEGIN} and {END}")
+        raise MarkersMissing(f"the document must hold the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{figures}\n{END}{after}"
 
 
@@ -111,6 +112,64 @@ _OWN_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
 ]
 
 
+def render_sizing(results: Results) -> str:
+    """Return the figures by which an operator sizes a machine, as Markdown."""
+    values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+    return "\n".join(
+        [
+            "| what | measured |",
+            "|---|---|",
+            *(f"| {what} | {_cell(values, names)} |" for what, names in _SIZING_ROWS),
+            "",
+            f"On {results['machine']['cpus']} cores ({results['machine']['cpu']}) that service, broker, load and "
+            "subscriber share. [bench/README.md](../bench/README.md) says how; `make bench` tells yours.",
+        ]
+    )
+
+
+_SIZING_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
+    ("commands taken a second, out of a backlog of 200,000", ("ingest/backlog of 200,000",)),
+    ("timers fired a second, 100,000 due at one instant", ("burst/100,000 at one instant",)),
+    (
+        "2,000 commands in and 2,000 timers out each second: lateness p50 / p99",
+        ("both/2,000/s in and 2,000/s out: p50", "both/2,000/s in and 2,000/s out: p99"),
+    ),
+    (
+        "memory (RSS) with 10,000 / with 1,000,000 pending timers",
+        ("scale/10,000 pending: RSS", "scale/1,000,000 pending: RSS"),
+    ),
+    ("memory at the peak of a burst of 100,000", ("burst/100,000 at one instant: peak RSS",)),
+    (
+        "disk per pending timer, without / with a correlation id of 36 characters",
+        (
+            "scale/10,000 pending: disk per timer",
+            "scale/10,000 pending: disk per timer with a correlation id",
+        ),
+    ),
+    ("idle CPU with 1,000,000 pending timers", ("scale/1,000,000 pending: idle CPU",)),
+    (
+        "from start, after kill -9, to the first firing with 1,000,000 pending",
+        ("scale/1,000,000 pending: start to first firing",),
+    ),
+    (
+        "`TIMER_BATCH_SIZE` 100: commands taken / timers fired a second",
+        ("batches/100 a batch: ingest of 30,000", "batches/100 a batch: burst of 30,000"),
+    ),
+    (
+        "300: the same",
+        ("batches/300 a batch: ingest of 30,000", "batches/300 a batch: burst of 30,000"),
+    ),
+    (
+        "1,000, the default: the same",
+        ("batches/1,000 a batch: ingest of 30,000", "batches/1,000 a batch: burst of 30,000"),
+    ),
+    (
+        "3,000: the same",
+        ("batches/3,000 a batch: ingest of 30,000", "batches/3,000 a batch: burst of 30,000"),
+    ),
+]
+
+
 def _where(machine: Mapping[str, Any], values: Values) -> str:
     return (
         f"Measured on {machine['at'][:10]} on {machine['cpus']} cores ({machine['cpu']}), everything on one "
@@ -128,9 +187,10 @@ def _cell(values: Values, names: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    """Bring README.md up to date."""
+    """Bring the documents up to date."""
     results = json.loads(LATEST.read_text("utf-8"))
-    README.write_text(insert(README.read_text("utf-8"), render(results)), "utf-8")
+    for path, rendered in ((README, render(results)), (OPERATIONS, render_sizing(results))):
+        path.write_text(insert(path.read_text("utf-8"), rendered), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,42 @@
 """The benchmark's arithmetic, and that the README says what was measured."""
 
+import json
 import re
 
 import pytest
 from bench import figures
+from bench.__main__ import PARTS
 from bench.report import Figure, Goal, percentile, shown, table
 
 AT_LEAST_HALF = Goal(0.5, 0.8, of="ratio", at_least=True)
 AT_MOST_50 = Goal(50, 10)
 BOUNDS = ["≥ 0.5 ×", "≥ 0.8 ×"]
+
+
+def test_the_documents_show_the_latest_results() -> None:
+    readme, operations = figures.README.read_text("utf-8"), figures.OPERATIONS.read_text("utf-8")
+    results = json.loads(figures.LATEST.read_text("utf-8"))
+
+    assert readme == figures.insert(readme, figures.render(results))
+    assert operations == figures.insert(operations, figures.render_sizing(results))
+
+
+def test_the_latest_results_are_a_whole_run() -> None:
+    results = json.loads(figures.LATEST.read_text("utf-8"))
+
+    parts = {figure["part"] for figure in results["figures"]}
+    assert results["run"]["plan"] == "full"
+    assert parts >= set(PARTS)
+
+
+def test_every_row_of_the_documents_was_measured() -> None:
+    results = json.loads(figures.LATEST.read_text("utf-8"))
+
+    text = f"{figures.render(results)}\n{figures.render_sizing(results)}"
+
+    assert [
+        line for line in text.splitlines() if line.startswith("| ") and line.split("|")[2].strip() == "—"
+    ] == []
 
 
 def test_inserting_replaces_only_what_stands_between_the_markers() -> None:
