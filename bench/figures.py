@@ -115,16 +115,16 @@ _OWN_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
 def render_sizing(results: Results) -> str:
     """Return the figures by which an operator sizes a machine, as Markdown."""
     values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
-    return "\n".join(
-        [
-            "| what | measured |",
-            "|---|---|",
-            *(f"| {what} | {_cell(values, names)} |" for what, names in _SIZING_ROWS),
-            "",
-            f"On {results['machine']['cpus']} cores ({results['machine']['cpu']}) that service, broker, load and "
-            "subscriber share. [bench/README.md](../bench/README.md) says how; `make bench` tells yours.",
-        ]
-    )
+    machine = results["machine"]
+    lines = [
+        "| what | measured |",
+        "|---|---|",
+        *(f"| {what} | {_cell(values, names)} |" for what, names in _SIZING_ROWS),
+        "",
+        f"Service, broker, load and subscriber shared {machine['cpus']} cores ({machine['cpu']}).",
+        "[bench/README.md](../bench/README.md) says how it was measured; `make bench` measures yours.",
+    ]
+    return "\n".join(lines)
 
 
 _SIZING_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
