@@ -229,6 +229,7 @@ class SqliteTimerStore:
             return await self._apply(commands, now)
         finally:
             self._calling.subtract(called)
+            self._calling = +self._calling  # Entries of zero would stay for ever.
 
     async def _apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Load the rows concerned, apply the rules in order, save what changed."""
@@ -259,13 +260,14 @@ class SqliteTimerStore:
             "held_tenants": json.dumps(sorted(held_back.tenants)),
             "held_timers": json.dumps(sorted(held_back.timers)),
         }
-        self._called_lately.clear()
+        # With those under way: one may end before the reading does, and the reading not see it.
+        self._called_lately = set(self._calling)
         found = await self._read(FIND_DUE, parameters)
         more = len(found) > limit
         if more:
             found = _fill_up(await self._take_turns(parameters, limit), found, limit)
         # A call that ran beside the reading may have changed what was read: that timer has to wait.
-        open_to_calls = self._called_lately | set(+self._calling)
+        open_to_calls = self._called_lately | set(self._calling)
         rows = [row for row in found if row[:2] not in open_to_calls]
         self._claimed = {row[:2] for row in rows}
         try:
