@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format bench simulate clean
+.PHONY: help install run test check format bench simulate crashes torture kills fuzz coverage clean
 
 help:  ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,9 +35,13 @@ check: install  ## Check style, types and who imports whom
 bench: install  ## Measure ingest, burst, lateness and scale against limits and peers
 	$(BIN)/python -m bench
 
+# With RECORD=1 these write what they counted into docs/guarantees.md.
 SEEDS ?= 1000
 simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(RECORD),--record "make simulate SEEDS=$(SEEDS)")
+
+crashes: install  ## Crash the simulated service at every step, in every way
+	$(BIN)/python -m tests.simulation --crashes $(if $(RECORD),--record "make crashes")
 
 format: install  ## Put the code into its style
 	$(BIN)/ruff check --fix .

@@ -471,7 +471,8 @@ class Model:
         """A cancel through the stream promises nothing of an event that was on its way before it."""
         wish = self._commands.get(row.position)
         send = self._sends.get((*key, row.generation, row.due_ms or 0))
-        return wish is not None and (wish.kind, wish.tenant, wish.call) == ("cancel", *key) and send is not None
+        through_the_stream = wish is not None and (wish.kind, wish.tenant, wish.call) == ("cancel", *key)
+        return through_the_stream and send is not None
 
     def _check_shown(self, key: Key, timer: dict[str, Any], since: float) -> None:
         """Check that a timer in an answer is as the timer was at some moment since the question."""

@@ -280,11 +280,12 @@ class World:
     def _send_again(self, number: int) -> None:
         if number != self._next_try:
             return  # Another try was set since.
-        unsent, self._unsent = self._unsent, []
+        unsent, pause = self._unsent, self._pause
+        self._unsent = []
         for sending in unsent:
             self.send(sending)
         if self._unsent:
-            self._send_again_in(min(2 * self._pause, LONGEST_RETRY_S))
+            self._send_again_in(min(2 * pause, LONGEST_RETRY_S))
 
     def call(self, asked: Calling) -> None:
         self._calls += 1
