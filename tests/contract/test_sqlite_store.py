@@ -723,6 +723,26 @@ async def test_a_timer_whose_call_ends_while_the_worker_reads_is_left_out_of_the
     assert (cancelling.result(), claimed) == ([Outcome.CANCELLED], [])
 
 
+async def test_calls_that_never_cease_do_not_keep_a_due_timer_from_firing(path: Path) -> None:
+    async with opened(path) as store:
+        await store.apply([schedule("order-1", 10)], at(0))
+        await store._writing.acquire()
+        first = asyncio.ensure_future(store.apply([replace(cancel("order-1"), is_call=True)], at(11)))
+        await asyncio.sleep(0)
+        async with store.claim_due(at(11), 10) as claim:
+            left_out = (list(claim.timers), claim.more)
+
+        second = await store.apply([replace(cancel("order-1"), is_call=True)], at(11))
+        store._writing.release()
+        outcome = await first
+        async with store.claim_due(at(11), 10) as claim:
+            claimed = [timer.service_call_id for timer in claim.timers]
+
+    assert left_out == ([], True)
+    assert (second, outcome) == ([Outcome.DUE], [Outcome.DUE])
+    assert claimed == ["order-1"]
+
+
 async def test_a_call_that_has_ended_leaves_nothing_in_memory(path: Path) -> None:
     async with opened(path) as store:
         for number in range(100):

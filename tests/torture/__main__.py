@@ -18,14 +18,14 @@ SERVICE, BROKER = "kill -9 of the service", "kill -9 of the broker"
 
 
 async def torture(
-    folder: Path, *, seconds: float, kills: int, per_second: float, seed: int
+    folder: Path, *, seconds: float, kills: int, per_second: float, seed: int, longest_s: float = 8.0
 ) -> tuple[Site, Findings]:
     """Put the service through random faults for so long, and longer until it was killed often enough.
 
     The broker is killed half as often as the service.
     """
     random = Random(seed)
-    site = Site(folder, seed)
+    site = Site(folder, seed, longest_s)
     try:
         await site.open()
         over = asyncio.Event()

@@ -21,8 +21,6 @@ from tests.torture.ledger import Ledger, Order, read_event
 
 TENANTS = ("acme", "Acme", "globex", "initech", "umbrella")
 EVENTS, COMMANDS, LETTERS = "TIMER_EVENTS", "TIMER_COMMANDS", "TIMER_DEADLETTER"
-LONGEST_S = 8.0
-"""So far ahead a timer is due that has to fire in the run."""
 FAR_S = 86_400.0
 
 
@@ -33,10 +31,12 @@ def now_ms() -> int:
 class Tenants:
     """All tenants, over one connection that goes straight to the broker."""
 
-    def __init__(self, url: str, ledger: Ledger, seed: int) -> None:
+    def __init__(self, url: str, ledger: Ledger, seed: int, longest_s: float) -> None:
+        """Timers that have to fire in the run are due within `longest_s`."""
         self._url = url
         self._ledger = ledger
         self._random = Random(seed)
+        self.longest_s = longest_s
         self._numbers = 0
         self._letters_read = 0
         self._working: set[asyncio.Task[None]] = set()
@@ -89,19 +89,19 @@ class Tenants:
             return
         await self._schedule(tenant, call)
         while random.random() < 0.3:
-            await asyncio.sleep(random.random() * 3)
+            await asyncio.sleep(random.random() * self.longest_s / 3)
             await self._schedule(tenant, call)
         chance = random.random()
         if chance < 0.1:
-            await asyncio.sleep(random.random() * LONGEST_S)
+            await asyncio.sleep(random.random() * self.longest_s)
             await self._publish(tenant, call, messages.cancel(tenant, call), Order("cancel"))
         elif chance < 0.25:
-            await asyncio.sleep(random.random() * LONGEST_S)
+            await asyncio.sleep(random.random() * self.longest_s)
             await self._call_off(tenant, call)
 
     async def _schedule(self, tenant: str, call: str) -> None:
         far = self._random.random() < 0.02
-        due_ms = now_ms() + int((FAR_S if far else self._random.random() * LONGEST_S) * 1000)
+        due_ms = now_ms() + int((FAR_S if far else self._random.random() * self.longest_s) * 1000)
         self._ledger.tried_dues[tenant, call].add(due_ms)
         due = datetime.fromtimestamp(due_ms / 1000, UTC)
         await self._publish(tenant, call, messages.schedule(tenant, call, due), Order("schedule", due_ms))

@@ -27,7 +27,7 @@ async def in_peace(folder: Path, timers: int) -> tuple[dict[str, object], list[s
             return len(site.ledger.published) == timers
 
         await site.until(all_fired, "every timer to fire", LIMIT_S)
-        await site.until(site._nothing_is_overdue, "every timer to be marked")
+        await site.until(site.nothing_is_left, "every timer to be marked")
         code = await asyncio.to_thread(site.service.terminate)
         await site.tenants.read_events()
         found = site.ledger.check(read_rows(site.db_path), now_ms())

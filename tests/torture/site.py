@@ -16,7 +16,7 @@ from nats.js.api import DiscardPolicy
 from tests.support.broker import NatsServer
 from tests.support.process import TimerServiceProcess
 from tests.torture.ledger import Findings, Ledger, read_ms, read_rows
-from tests.torture.load import COMMANDS, EVENTS, LONGEST_S, Tenants, now_ms
+from tests.torture.load import COMMANDS, EVENTS, Tenants, now_ms
 from tests.torture.machine import Machine
 from tests.torture.wire import FaultyWire
 
@@ -36,7 +36,7 @@ authorization {{ users: [
 class Site:
     """Everything that runs, and the ledger of it."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, longest_s: float = 8.0) -> None:
         self.ledger = Ledger()
         self.random = Random(seed)
         self._folder = folder
@@ -44,7 +44,7 @@ class Site:
         self.broker = NatsServer(folder / "broker", USERS.format(permissions=ALLOWED))
         self.machine = Machine(folder / "machine")
         self.wire = FaultyWire(self.broker.port)
-        self.tenants = Tenants(self.broker.url, self.ledger, seed)
+        self.tenants = Tenants(self.broker.url, self.ledger, seed, longest_s)
         self.db_path = folder / "timers.db"
         self.service: TimerServiceProcess
         self.ended_by_itself: list[str] = []
@@ -264,8 +264,7 @@ class Site:
         """Let everything that is due come out, end the service, and look at what is there."""
         await self.tenants.finished()
         await self.until(self._nothing_waits, "every command to be consumed")
-        await asyncio.sleep(LONGEST_S + 0.5)
-        await self.until(self._nothing_is_overdue, "everything that is due to be out")
+        await self.until(self.nothing_is_left, "everything that is due to be out")
         code = await asyncio.to_thread(self.service.terminate)
         if code != 0:
             self.ended_by_itself.append(f"exit code {code} at the end")
@@ -273,10 +272,11 @@ class Site:
         await self.tenants.read_letters()
         return self.ledger.check(read_rows(self.db_path), now_ms())
 
-    async def _nothing_is_overdue(self) -> bool:
-        now = now_ms()
+    async def nothing_is_left(self) -> bool:
+        """Tell whether all timers that have to fire in this run are marked."""
+        end = now_ms() + self.tenants.longest_s * 1000
         rows = read_rows(self.db_path).values()
-        return not any(row["state"] == "Scheduled" and read_ms(row["due_at"]) <= now for row in rows)
+        return not any(row["state"] == "Scheduled" and read_ms(row["due_at"]) <= end for row in rows)
 
 
 NEMESES: dict[str, Callable[[Site], Awaitable[float]]] = {

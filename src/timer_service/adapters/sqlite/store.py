@@ -217,11 +217,13 @@ class SqliteTimerStore:
         self._claimed: set[TimerKey] = set()
         self._calling: Counter[TimerKey] = Counter()
         self._called_lately: set[TimerKey] = set()
+        self._wanted: set[TimerKey] = set()
+        """Due, but left out of a claim because of a call: no other call may hold them up again."""
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply the domain's rules; a timer that is being fired is not open to calls, nor the reverse."""
         called = {(c.tenant_id, c.service_call_id) for c in commands if c.is_call}
-        if called & self._claimed:
+        if called & (self._claimed | self._wanted):
             return [Outcome.DUE for _ in commands]
         self._called_lately |= called
         self._calling.update(called)
@@ -269,6 +271,7 @@ class SqliteTimerStore:
         # A call that ran beside the reading may have changed what was read: that timer has to wait.
         open_to_calls = self._called_lately | set(self._calling)
         rows = [row for row in found if row[:2] not in open_to_calls]
+        self._wanted = {row[:2] for row in found} & open_to_calls
         self._claimed = {row[:2] for row in rows}
         try:
             yield _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
