@@ -53,6 +53,9 @@ TIMERS ?= 100000
 peace: install  ## Fire TIMERS=100000 timers without a fault and count what comes twice
 	$(BIN)/python -m tests.torture --timers $(TIMERS) $(if $(RECORD),--record "make peace TIMERS=$(TIMERS)")
 
+kills: install  ## Kill the real service before every write and sync of its store
+	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
+
 format: install  ## Put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

@@ -18,8 +18,8 @@ def record(command: str, counts: Counts) -> None:
     kept = load()
     kept[command] = {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts}
     COUNTS.write_text(json.dumps(dict(sorted(kept.items())), indent=2, ensure_ascii=False) + "\n")
-    text = PAGE.read_text("utf-8")
-    PAGE.write_text(text.replace(shown(text), render(kept)), "utf-8")
+    before, begin, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    PAGE.write_text(before + begin + render(kept) + END + rest.partition(END)[2], "utf-8")
 
 
 def load() -> dict[str, Counts]:

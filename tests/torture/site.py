@@ -54,7 +54,6 @@ class Site:
         await asyncio.to_thread(self.broker.start)
         await self.wire.open()
         await self.tenants.open()
-        os.environ["PYTHONPATH"] = self.machine.python_path()
         self.service = TimerServiceProcess(
             self._folder / "service",
             broker_url=f"nats://127.0.0.1:{self.wire.port}",
@@ -63,7 +62,9 @@ class Site:
             db_path=self.db_path,
             ack_wait=2_000,
             log_level="warning",
-        ).start()
+        )
+        with self.machine.around():
+            self.service.start()
         await self.until(self._has_streams, "the service to make its streams")
 
     async def close(self) -> None:
@@ -91,12 +92,16 @@ class Site:
         await self.tenants.jetstream.stream_info(EVENTS)
         return True
 
+    def _restart(self) -> None:
+        with self.machine.around():
+            self.service.restart()
+
     # Nemeses: each does its worst, puts it right again, and says from when on the service can recover.
 
     async def kill_service(self) -> float:
         await asyncio.to_thread(self.service.kill)
         await asyncio.sleep(self.random.choice((0.0, 0.2, 1.0)))
-        self.service.restart()
+        self._restart()
         return time.monotonic()
 
     async def kill_broker(self) -> float:
@@ -109,7 +114,7 @@ class Site:
         code = await asyncio.to_thread(self.service.terminate)
         if code != 0:
             self.ended_by_itself.append(f"exit code {code} after SIGTERM")
-        self.service.restart()
+        self._restart()
         return time.monotonic()
 
     async def freeze_service(self) -> float:
@@ -237,7 +242,7 @@ class Site:
         """Let one nemesis loose and wait until timers fire again."""
         if not self.service.is_running:
             self.ended_by_itself.append(f"before {kind}: {''.join(self.service.stderr[-3:])}")
-            self.service.restart()
+            self._restart()
         since = await NEMESES[kind](self)
         self.ledger.faults[kind] += 1
         self.tenants.seen.clear()

@@ -1,11 +1,14 @@
 """A short torture of the real process; `make torture` is the long one. And the checker proves itself."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.broker import NatsServer
 from tests.torture.__main__ import BROKER, SERVICE, torture
+from tests.torture.kills import kill_at
 from tests.torture.ledger import Findings, Firing, Ledger, Order
 
 KEY = ("acme", "order-1")
@@ -71,3 +74,17 @@ def test_the_checker_finds_a_timer_without_a_row() -> None:
     ledger.orders[KEY] = [Order("schedule", DUE_MS)]
 
     assert len(ledger.check({}, DUE_MS).lost) == 1
+
+
+async def test_nothing_is_lost_where_the_process_dies_before_a_write_or_sync(
+    shared_broker: NatsServer, tmp_path: Path
+) -> None:
+    steps = (3, 40, 60)
+
+    outcomes = await asyncio.gather(
+        *(kill_at(step, tmp_path / str(step), shared_broker, f"kill-{step}") for step in steps)
+    )
+
+    assert [(outcome.step, outcome.lives, outcome.problems) for outcome in outcomes] == [
+        (step, 2, []) for step in steps
+    ]
