@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format bench simulate clean
+.PHONY: help install run test check format bench simulate crashes torture peace kills fuzz coverage clean
 
 help:  ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,9 +35,26 @@ check: install  ## Check style, types and who imports whom
 bench: install  ## Measure ingest, burst, lateness and scale against limits and peers
 	$(BIN)/python -m bench
 
+# With RECORD=1 these write what they counted into docs/guarantees.md.
 SEEDS ?= 1000
 simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(RECORD),--record "make simulate SEEDS=$(SEEDS)")
+
+crashes: install  ## Crash the simulated service at every step, in every way
+	$(BIN)/python -m tests.simulation --crashes $(if $(RECORD),--record "make crashes")
+
+MINUTES ?= 10
+KILLS ?= 0
+torture: install  ## Torture the real service for MINUTES=10, until KILLS=0 kills of it and half as many of the broker
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) --kills $(KILLS) \
+		$(if $(RECORD),--record "make torture MINUTES=$(MINUTES) KILLS=$(KILLS)")
+
+TIMERS ?= 100000
+peace: install  ## Fire TIMERS=100000 timers without a fault and count what comes twice
+	$(BIN)/python -m tests.torture --timers $(TIMERS) $(if $(RECORD),--record "make peace TIMERS=$(TIMERS)")
+
+kills: install  ## Kill the real service before every write and sync of its store
+	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
 
 format: install  ## Put the code into its style
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 from uuid import UUID
 
@@ -423,6 +424,7 @@ class ClockAnswer(_Model):
 Call = TypeVar("Call", bound=_Model)
 
 
+@cache
 def json_schema(model: type[BaseModel]) -> str:
     """Return what a request or an answer looks like, for callers who look the service up."""
     return json.dumps(model.model_json_schema(), separators=(",", ":"))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.support.broker import free_port
+from tests.support.calls import call
 from tests.support.disk import Disk
-from tests.support.messages import in_seconds
+from tests.support.messages import in_seconds, iso
 from tests.support.process import TimerServiceProcess, run_or_kill
 from tests.support.world import World
 
@@ -112,6 +113,18 @@ async def test_a_failing_disk_ends_the_service_and_a_restart_loses_nothing(world
     assert not any("Traceback" in line for line in service.stderr)
     assert waiting == 1
     assert [event["payload"]["serviceCallId"] for event in events] == ["order-1"]
+
+
+async def test_a_disk_that_fails_under_a_call_ends_the_service_too(world: World, disk: Disk) -> None:
+    service = world.service().start_ready()
+
+    disk.fail(errno.EIO)
+    answer = await call(world, "schedule", serviceCallId="order-1", dueAt=iso(in_seconds(3600)))
+    code = service.wait()
+
+    assert answer["code"] == "500"
+    assert code == 1
+    assert service.stderr[-1].startswith("timer-service: ")
 
 
 async def test_a_broker_that_is_away_is_told_once_not_per_try(world: World) -> None:

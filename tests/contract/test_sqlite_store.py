@@ -697,6 +697,62 @@ async def test_a_batch_that_is_cut_off_is_kept_whole_or_not_at_all(store: Sqlite
     assert await store.apply([schedule("order-1")], at(0)) == [Outcome.SCHEDULED]
 
 
+# A call and a firing exclude each other
+
+
+async def test_a_timer_whose_call_ends_while_the_worker_reads_is_left_out_of_the_claim(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as store:
+        await store.apply([schedule("order-1", 10)], at(0))
+        await store._writing.acquire()
+        cancelling = asyncio.ensure_future(store.apply([replace(cancel("order-1"), is_call=True)], at(9)))
+        await asyncio.sleep(0)
+        read = store._read
+
+        async def read_and_let_the_call_end(sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+            found = await read(sql, parameters)
+            store._writing.release()
+            await cancelling
+            return found
+
+        monkeypatch.setattr(store, "_read", read_and_let_the_call_end)
+        async with store.claim_due(at(10), 10) as claim:
+            claimed = list(claim.timers)
+
+    assert (cancelling.result(), claimed) == ([Outcome.CANCELLED], [])
+
+
+async def test_calls_that_never_cease_do_not_keep_a_due_timer_from_firing(path: Path) -> None:
+    async with opened(path) as store:
+        await store.apply([schedule("order-1", 10)], at(0))
+        await store._writing.acquire()
+        first = asyncio.ensure_future(store.apply([replace(cancel("order-1"), is_call=True)], at(11)))
+        await asyncio.sleep(0)
+        async with store.claim_due(at(11), 10) as claim:
+            left_out = (list(claim.timers), claim.more)
+
+        second = await store.apply([replace(cancel("order-1"), is_call=True)], at(11))
+        store._writing.release()
+        outcome = await first
+        async with store.claim_due(at(11), 10) as claim:
+            claimed = [timer.service_call_id for timer in claim.timers]
+
+    assert left_out == ([], True)
+    assert (second, outcome) == ([Outcome.DUE], [Outcome.DUE])
+    assert claimed == ["order-1"]
+
+
+async def test_a_call_that_has_ended_leaves_nothing_in_memory(path: Path) -> None:
+    async with opened(path) as store:
+        for number in range(100):
+            await store.apply([replace(schedule(f"order-{number}"), is_call=True)], at(0))
+        async with store.claim_due(at(0), 10):
+            pass
+
+    assert (dict(store._calling), store._called_lately) == ({}, set())
+
+
 # Searches stay short beside a long history
 
 HISTORY = """

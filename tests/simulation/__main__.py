@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from tests.simulation.crashes import STORIES, CrashReport, crash_everywhere, every_crash, steps_of
+from tests.simulation.awaits import Place, all_places
+from tests.simulation.crashes import STORIES, CrashReport, crash_everywhere, every_crash, forgotten, steps_of
 from tests.simulation.world import Tally, run_seed, workshop
+from tests.support.guarantees import record
+
+Result = tuple[Counter[str], list[str], set[Place]]
 
 CHUNK = 25
 MOST_SHOWN = 10
@@ -25,14 +29,22 @@ def main() -> int:
     work = _crash_work() if options.crashes else _seed_work(options.first, options.seeds)
     counts: Counter[str] = Counter()
     broken: list[str] = []
+    places: set[Place] = set()
     with ProcessPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(step, *arguments) for step, *arguments in work]):
-            chunk, found = done.result()
+            chunk, found, killed_at = done.result()
             counts.update(chunk)
+            places |= killed_at
             broken.extend(found)
+    if options.crashes:
+        broken.extend(f"never killed at {place}: {source}" for place, source in forgotten(places).items())
+        counts["places where the service can wait"] = len(all_places())
+        counts["of these, killed at"] = len(places & all_places().keys())
     counts["violations"] = len(broken)
     counts["seconds"] = round(time.monotonic() - started)
     _print(counts, broken, as_json=options.json)
+    if options.record is not None:
+        record(options.record, dict(counts))
     return 1 if broken else 0
 
 
@@ -43,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--crashes", action="store_true", help="instead: crash at every step in every way")
     parser.add_argument("--story", type=int, metavar="SEED", help="instead: tell the story of one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once (one a core)")
+    parser.add_argument("--record", metavar="COMMAND", help="keep the counts as those of this command")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     return parser
 
@@ -58,7 +71,7 @@ def _crash_work() -> Iterator[tuple[Any, ...]]:
             yield _run_crashes, story, part
 
 
-def _run_seeds(start: int, end: int) -> tuple[Counter[str], list[str]]:
+def _run_seeds(start: int, end: int) -> Result:
     counts: Counter[str] = Counter()
     broken: list[str] = []
     with workshop() as shop:
@@ -68,16 +81,16 @@ def _run_seeds(start: int, end: int) -> tuple[Counter[str], list[str]]:
             if tally.violations:
                 moment, invariant, text = tally.violations[0]
                 broken.append(f"seed {seed} at {moment:.3f} s: {invariant} {text}")
-    return counts, broken
+    return counts, broken, set()
 
 
-def _run_crashes(story: str, part: int) -> tuple[Counter[str], list[str]]:
+def _run_crashes(story: str, part: int) -> Result:
     report = CrashReport()
     with workshop() as shop:
         points = [point for point in every_crash(steps_of(story, *shop)) if point.step % 4 == part]
         crash_everywhere(story, iter(points), *shop, report)
     broken = [f"{story}, {point}: {tally.violations[0]}" for story, point, tally in report.failures]
-    return Counter({"crash scenarios": report.scenarios, "places": len(report.places)}), broken
+    return Counter({"crash scenarios": report.scenarios}), broken, report.places
 
 
 def _counts(tally: Tally) -> dict[str, int]:

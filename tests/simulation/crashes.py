@@ -1,12 +1,13 @@
 """Crash the service at every step of a few short stories that together use all of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from shutil import rmtree
 
-from tests.simulation.awaits import Place, places_of
+from tests.simulation.awaits import Place, all_places, places_of
 from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
 from tests.simulation.plan import (
@@ -176,6 +177,19 @@ def steps_of(story: str, folder: Path, template: Path) -> int:
     return tally.steps_to_calm - tally.steps_before
 
 
+def places_by_step(story: str, folder: Path, template: Path) -> list[set[Place]]:
+    """Return where the service waits before each step of a story in which nobody kills it."""
+    found: list[set[Place]] = []
+    with _world(STORIES[story], folder, template) as world:
+
+        def look() -> None:
+            found.append(places_of(world.process.tasks) if world.process is not None else set())
+
+        world.on_counting = lambda: setattr(world.loop, "before_step", look)
+        world.run()
+    return found
+
+
 def every_crash(steps: int) -> Iterator[CrashPoint]:
     """Yield crashes at every step in every way: before and after it, quick and slow restarts, twice."""
     for step in range(steps):
@@ -186,14 +200,16 @@ def every_crash(steps: int) -> Iterator[CrashPoint]:
             yield CrashPoint(step, after=False, down_for=QUICK_S, again_in=again_in)
 
 
-def some_crashes(steps: int) -> Iterator[CrashPoint]:
-    """Yield a crash before every step, and after every other one."""
-    for step in range(steps):
-        down_for = SLOW_S if step % 3 == 2 else QUICK_S
-        yield CrashPoint(step, after=False, down_for=down_for)
-        if step % 2:
-            again_in = step % 90 if step % 3 == 0 else None
-            yield CrashPoint(step, after=True, down_for=down_for, again_in=again_in)
+def some_crashes(places: list[set[Place]]) -> Iterator[CrashPoint]:
+    """Yield a crash wherever the service waits at a place for the first time, and at every twentieth step."""
+    met: set[Place] = set()
+    for step, waits_at in enumerate(places):
+        if waits_at - met:
+            yield CrashPoint(step, after=False, down_for=QUICK_S)
+        elif step % 20 == 0:
+            again_in = step % 90 if step % 40 == 0 else None
+            yield CrashPoint(step, after=True, down_for=SLOW_S, again_in=again_in)
+        met |= waits_at
 
 
 def crash_everywhere(
@@ -208,11 +224,38 @@ def crash_everywhere(
 
 
 def _run(plan: Plan, folder: Path, template: Path, report: CrashReport) -> Tally:
+    with _world(plan, folder, template) as world:
+        world.on_crash = lambda process: report.places.update(places_of(process.tasks))
+        return world.run()
+
+
+@contextmanager
+def _world(plan: Plan, folder: Path, template: Path) -> Iterator[World]:
     own = folder / "crash"
     own.mkdir()
     try:
-        world = World(plan, own, template)
-        world.on_crash = lambda process: report.places.update(places_of(process.tasks))
-        return world.run()
+        yield World(plan, own, template)
     finally:
         rmtree(own, ignore_errors=True)
+
+
+NEVER_WAITS = {
+    ("adapters/nats/api.py", "internal error"): "only after an error that nobody has thought of",
+    ("adapters/nats/api.py", "accept_clock_step"): "sets a number and returns",
+    ("adapters/sqlite/store.py", "async with self._writing:"): "only where two write at once",
+    ("bootstrap.py", "serving(app"): "the simulation has no HTTP",
+    ("service.py", "self._store.count(now)"): "asked for over HTTP, which the simulation does not have",
+    ("bootstrap.py", "bus.running(calls)"): "starts a task and waits for nothing",
+}
+"""Places at which nobody can be killed, each with the reason."""
+
+
+def forgotten(killed_at: Iterable[Place]) -> dict[str, str]:
+    """Return every place at which the service can wait and was not killed."""
+    killed = set(killed_at)
+    return {
+        f"{place.module}:{place.line}": source
+        for place, source in all_places().items()
+        if place not in killed
+        if not any(place.module == module and text in source for module, text in NEVER_WAITS)
+    }

@@ -461,9 +461,22 @@ class Model:
             self._violated("I1", f"{call} was answered with {outcome}, but since then it was {since}")
         if outcome == "cancelled":
             cancelled = frozenset(
-                (*key, row.generation, row.due_ms or 0) for row in since if row.state == CANCELLED
+                (*key, row.generation, row.due_ms or 0)
+                for row in since
+                if row.state == CANCELLED and not self._came_too_late(key, row)
             )
             self._cancels.append(_ConfirmedCancel(cancelled, call.answered_at))
+
+    def _came_too_late(self, key: Key, row: Row) -> bool:
+        """A cancel through the stream promises nothing of an event that was on its way before it."""
+        by = next(
+            version.row.position
+            for version in self.history[key]
+            if version.row and (version.row.state, version.row.generation) == (CANCELLED, row.generation)
+        )
+        wish = self._commands.get(by)
+        through_the_stream = wish is not None and (wish.kind, wish.tenant, wish.call) == ("cancel", *key)
+        return through_the_stream and (*key, row.generation, row.due_ms or 0) in self._sends
 
     def _check_shown(self, key: Key, timer: dict[str, Any], since: float) -> None:
         """Check that a timer in an answer is as the timer was at some moment since the question."""
@@ -525,7 +538,8 @@ class Model:
             if self._letters[position] != 1 and position not in self._forgiven:
                 self._violated("I1", f"{self._letters[position]} letters about the refused {position}")
         for cancel in self._cancels:
-            if cancel.firings <= self.fired:
+            purged = any(version.row is None for key in cancel.firings for version in self.history[key[:2]])
+            if cancel.firings and cancel.firings <= self.fired and not purged:
                 self._violated(
                     "I4", f"{set(cancel.firings)} was said to be cancelled at {cancel.at:.3f}, but it fired"
                 )

@@ -18,7 +18,7 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
-from timer_service import bootstrap, wire
+from timer_service import bootstrap
 from timer_service.adapters.nats import bus, pull
 from timer_service.adapters.sqlite import schema, store
 from timer_service.adapters.system import SystemClock
@@ -120,25 +120,10 @@ def installed(machine: Machine) -> Iterator[None]:
             patch.object(bus, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
             patch.object(schema, "load_migrations", cache(schema.load_migrations)),
-            _schemas_kept(),
         ):
             yield
     finally:
         structlog.configure(**logging)
-
-
-@contextmanager
-def _schemas_kept() -> Iterator[None]:
-    """Make the schemas of the API once instead of for each connection, to save time."""
-    models = (wire.GetCall, wire.ScheduleCall, wire.ListCall)
-    patches = [patch.object(model, "model_json_schema", dict) for model in models]
-    for started in patches:
-        started.start()
-    try:
-        yield
-    finally:
-        for started in patches:
-            started.stop()
 
 
 def build_template(folder: Path) -> Path:

@@ -32,6 +32,22 @@ def test_every_invariant_holds_whatever_a_seed_chooses(shop: Workshop, first: in
     assert not broken, f"seeds {broken} break an invariant; the story of the first:\n{story}"
 
 
+FOUND = {
+    37: "every timer that was ever called left an entry in memory",
+    522: "calls for a due timer kept it from firing until they gave up",
+    1706: "a cancel through the stream came too late, and a call found the timer cancelled",
+    1793: "as 522, with three calls",
+    3385: "as 522, with a slow disk",
+    4072: "a timer was purged, and scheduled anew with the same due time",
+}
+"""Seeds that once broke an invariant, and why; some were mended in the service, some in the model."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_a_seed_has_found_stays_mended(shop: Workshop, seed: int) -> None:
+    assert run_seed(seed, *shop).violations == []
+
+
 def test_a_seed_tells_the_same_story_every_time(shop: Workshop) -> None:
     first, second = run_seed(7, *shop, verbose=True), run_seed(7, *shop, verbose=True)
 
@@ -65,7 +81,7 @@ def test_the_seeds_meet_every_kind_of_fault() -> None:
 
 
 def test_the_seeds_meet_everything_that_can_go_wrong_on_the_way(shop: Workshop) -> None:
-    tallies = [run_seed(seed, *shop) for seed in range(60)]
+    tallies = [run_seed(seed, *shop) for seed in range(25)]
 
     met = {
         "commands": sum(tally.counts.commands for tally in tallies),

@@ -30,6 +30,7 @@ PUNCTUAL_S = 1.0
 IDLE_S = 10.0
 CALL_TIMEOUT_S = 15.0
 RETRY_S = 0.5
+LONGEST_RETRY_S = 3600.0
 MOST_POLLS_A_SECOND = 3.0
 MOST_STEPS_A_SECOND = 60.0
 MOST_LOG_BYTES = 8 * 1024 * 1024
@@ -99,6 +100,7 @@ class World:
         self.tally.counts = self.model.counts
         self.process: Process | None = None
         self.on_crash: Callable[[Process], None] = lambda _: None
+        self.on_counting: Callable[[], None] = lambda: None
         self.polls = 0
         self.polled_at: list[float] = []
         self._lives = 0
@@ -109,6 +111,9 @@ class World:
         self._down_until = 0.0
         self._calm_since = 0.0
         self._exit_expected = 0
+        self._unsent: list[Sending] = []
+        self._next_try = 0
+        self._pause = RETRY_S
 
     # The run.
 
@@ -149,6 +154,7 @@ class World:
 
     def _count_steps(self) -> None:
         self.tally.steps_before = self.loop.steps
+        self.on_counting()
         crash = self.plan.crash
         if crash is not None:
             self.crash_in(crash.step, crash.down_for, after=crash.after)
@@ -190,6 +196,8 @@ class World:
             retention=self.plan.retention,
         )
         self.note(f"process {self._lives} starts")
+        if self._unsent:
+            self._send_again_in(RETRY_S)
         self.process = Process(self._lives, self, configured)
         self.process.main.add_done_callback(self._process_ended)
 
@@ -259,7 +267,25 @@ class World:
         message = Message(sending.subject, sending.body, headers=sending.headers)
         self.model.expects(sending.subject, sending.body, sending.wish)
         if not self.broker.publish_command(message):
-            self.loop.world_at(self.loop.time() + RETRY_S, self.send, sending)
+            self._unsent.append(sending)
+            if len(self._unsent) == 1:
+                self._send_again_in(RETRY_S)
+
+    def _send_again_in(self, pause: float) -> None:
+        """Try again what nobody took; less and less often, because the service may be away for days."""
+        self._next_try += 1
+        self._pause = pause
+        self.loop.world_at(self.loop.time() + pause, self._send_again, self._next_try)
+
+    def _send_again(self, number: int) -> None:
+        if number != self._next_try:
+            return  # Another try was set since.
+        unsent, pause = self._unsent, self._pause
+        self._unsent = []
+        for sending in unsent:
+            self.send(sending)
+        if self._unsent:
+            self._send_again_in(min(2 * pause, LONGEST_RETRY_S))
 
     def call(self, asked: Calling) -> None:
         self._calls += 1
@@ -420,6 +446,8 @@ class World:
         self.loop.before_step = self.loop.after_step = None
         self.wall.mend()
         self._down_until = 0.0
+        if self._unsent:
+            self._send_again_in(RETRY_S)
         if self.process is None:
             self.start_process()
         elif self.process.frozen:

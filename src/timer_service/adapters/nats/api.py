@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from timer_service import __version__, wire
 from timer_service.adapters import codec
-from timer_service.domain.errors import TransientError
+from timer_service.domain.errors import CriticalError, TransientError
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.timer_calls import CallAnswer, TimerCalls
@@ -124,20 +124,11 @@ class TimerApi:
         started = time.perf_counter_ns()
         outcome, error = "500", ""
         try:
-            answer = await handler(request)
-            outcome = str(answer.get("outcome", "ok"))
-            await request.respond(wire.write_json(answer))
-        except wire.WireError as refusal:
-            outcome, error = "400", refusal.detail
-        except ServiceError as refusal:
-            outcome, error = refusal.code, refusal.description
-        except TransientError as failure:
-            outcome, error = "503", f"try again: {failure}"
-        except (NatsError, OSError):
-            outcome = "lost"  # The caller, or the broker, is gone.
-        except Exception:
-            log.exception("call.failed", endpoint=name)
-            error = "internal error; the service's log tells more"
+            outcome, error = await self._try(name, handler, request)
+        except CriticalError as failure:
+            # The last words: this error ends the process.
+            await _refuse(request, outcome, f"the service cannot go on: {failure}")
+            raise
         finally:
             self._slots.release()
             took_ns = time.perf_counter_ns() - started
@@ -149,6 +140,26 @@ class TimerApi:
                 tally.last_error = f"{outcome}: {error}"
         if error:
             await _refuse(request, outcome, error)
+
+    async def _try(self, name: str, handler: _Handler, request: Request) -> tuple[str, str]:
+        """Answer, or return what is wrong and how it is told."""
+        try:
+            answer = await handler(request)
+            await request.respond(wire.write_json(answer))
+        except wire.WireError as refusal:
+            return "400", refusal.detail
+        except ServiceError as refusal:
+            return refusal.code, refusal.description
+        except TransientError as failure:
+            return "503", f"try again: {failure}"
+        except (NatsError, OSError):
+            return "lost", ""  # The caller, or the broker, is gone.
+        except CriticalError:
+            raise
+        except Exception:
+            log.exception("call.failed", endpoint=name)
+            return "500", "internal error; the service's log tells more"
+        return str(answer.get("outcome", "ok")), ""
 
     async def _get(self, request: Request) -> dict[str, Any]:
         call = wire.read_call(wire.GetCall, request.data)

@@ -228,11 +228,13 @@ class SqliteTimerStore:
         self._claimed: set[TimerKey] = set()
         self._calling: Counter[TimerKey] = Counter()
         self._called_lately: set[TimerKey] = set()
+        self._wanted: set[TimerKey] = set()
+        """Due, but left out of a claim because of a call: no other call may hold them up again."""
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply the domain's rules; a timer that is being fired is not open to calls, nor the reverse."""
         called = {(c.tenant_id, c.service_call_id) for c in commands if c.is_call}
-        if called & self._claimed:
+        if called & (self._claimed | self._wanted):
             return [Outcome.DUE for _ in commands]
         self._called_lately |= called
         self._calling.update(called)
@@ -240,6 +242,7 @@ class SqliteTimerStore:
             return await self._apply(commands, now)
         finally:
             self._calling.subtract(called)
+            self._calling = +self._calling  # Entries of zero would stay for ever.
 
     async def _apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Load the rows concerned, apply the rules in order, save what changed."""
@@ -271,14 +274,16 @@ class SqliteTimerStore:
                 "held_tenants": json.dumps(sorted(held_back.tenants)),
                 "held_timers": json.dumps(["\n".join(key) for key in (*self._claimed, *held_back.timers)]),
             }
-            self._called_lately.clear()
+            # With those under way: one may end before the reading does, and the reading not see it.
+            self._called_lately = set(self._calling)
             found = await self._read(FIND_DUE, parameters)
             more = len(found) > limit
             if more:
                 found = _fill_up(await self._take_turns(parameters, limit), found, limit)
             # A call that ran beside the reading may have changed what was read: that timer has to wait.
-            open_to_calls = self._called_lately | set(+self._calling)
+            open_to_calls = self._called_lately | set(self._calling)
             rows = [row for row in found if row[:2] not in open_to_calls]
+            self._wanted = {row[:2] for row in found} & open_to_calls
             keys = {row[:2] for row in rows}
             self._claimed |= keys
         try:
