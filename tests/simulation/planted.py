@@ -112,17 +112,26 @@ PLANTED: dict[str, Callable[[], Change]] = {
         sql("FIND_DUE_TENANTS", "due_at <= :now", "due_at < :now"),
         sql("FIND_DUE_IN_TURNS", "due_at <= :now", "due_at < :now"),
     ),
-    "no generation guard": lambda: sql("_MARK_REACHED", "generation = ?", "? > 0"),
+    "no generation guard": lambda: sql(
+        "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
+    ),
     "no redelivery guard": lambda: replaced(rules, "_is_superseded", lambda command, timer: False),
-    "missing tenant filter on mark": lambda: sql("_MARK_REACHED", "tenant_id = ?", "? <> ''"),
+    "missing tenant filter on mark": lambda: sql(
+        "_MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''"
+    ),
+    "two lanes claim the same timer": lambda: rewritten(
+        store.SqliteTimerStore,
+        "claim_due",
+        ("for key in (*self._claimed, *held_back.timers)", "for key in held_back.timers"),
+    ),
     "missing tenant filter on get": lambda: sql("_GET", "tenant_id = ?", "? <> ''"),
     "wake-up checked before waiting": lambda: rewritten(
         Service,
         "_fire",
         ("            self._wake.clear()\n", ""),
         (
-            "                await self._sleep_until(report.next_due_at)",
-            "                self._wake.clear()\n                await self._sleep_until(report.next_due_at)",
+            "            await self._sleep_until(report.next_due_at)",
+            "            self._wake.clear()\n            await self._sleep_until(report.next_due_at)",
         ),
     ),
     "cancel without tombstone": lambda: rewritten(
