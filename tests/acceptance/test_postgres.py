@@ -6,7 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,19 @@ import pytest
 from nats.aio.msg import Msg
 
 from tests.support.broker import free_port
-from tests.support.http import fetch_json
+from tests.support.calls import call
+from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds, parse
 from tests.support.postgres import PostgresServer, fresh_schema, shared_server_url
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 
+# The wall clock of an instance, half a minute ahead of everybody else's.
+CLOCK_AHEAD = """
+import time
+real = time.time_ns
+time.time_ns = lambda: real() + 30_000_000_000
+"""
 BURST = 20_000
 BATCH = 1_000
 CLAIM_LIMIT_S = 10.0
@@ -36,6 +43,11 @@ INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generati
 SELECT 'tenant-' || n % 7, 'order-' || n, 'Scheduled', date_trunc('milliseconds', $1::timestamptz), 1,
   date_trunc('milliseconds', now()), 1, n
 FROM generate_series(1, $2::integer) AS n
+"""
+# The instance that accepts a timer tells the others.
+_TELL = """
+SELECT pg_notify(left('timer_due_' || current_schema(), 60),
+  (extract(epoch FROM $1::timestamptz) * 1000)::bigint::text)
 """
 _STATES = "SELECT state, count(*) FROM timer_schedules GROUP BY state"
 
@@ -97,8 +109,9 @@ async def query(url: str, sql: str, *parameters: object) -> list[tuple[Any, ...]
 
 
 async def prepare(url: str, due_at: datetime, count: int) -> None:
-    """Put timers into the store, all due at one moment."""
+    """Put timers into the store, all due at one moment, and tell every instance."""
     await query(url, _PREPARE, due_at, count)
+    await query(url, _TELL, due_at)
 
 
 async def prepare_within(connection: Any, due_at: datetime, count: int) -> None:
@@ -169,6 +182,50 @@ async def test_instances_share_the_commands_and_keep_every_one(world: World, dat
     assert min(took) > 0
 
 
+async def test_cancelled_means_that_no_instance_fires_it(world: World, database: str) -> None:
+    instances(world, database, 3)
+    names = [f"race-{number}" for number in range(90)]
+    first_due = in_seconds(1)
+    for number, name in enumerate(names):
+        await world.schedule("acme", name, first_due + timedelta(milliseconds=10 * number))
+    await world.wait_until_consumed()
+
+    async def stop(number: int, name: str) -> tuple[str, str]:
+        # Aim at the due time itself, a little before and a little after.
+        aim = first_due + timedelta(milliseconds=10 * number + (number % 10 - 5) * 10)
+        await asyncio.sleep(max(0.0, (aim - in_seconds(0)).total_seconds()))
+        return name, (await call(world, "cancel", serviceCallId=name))["outcome"]
+
+    outcomes = dict(await asyncio.gather(*(stop(number, name) for number, name in enumerate(names))))
+    reached = sorted(name for name in names if outcomes[name] == "already_reached")
+    await wait_for_states(world, database, Reached=len(reached), Cancelled=len(names) - len(reached))
+    events = await world.events()
+
+    assert set(outcomes.values()) == {"cancelled", "already_reached"}
+    assert sorted(event["payload"]["serviceCallId"] for event in events) == reached
+
+
+async def test_an_instance_whose_clock_is_ahead_fires_nothing_early(
+    world: World, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = world.folder / "ahead"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(CLOCK_AHEAD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    port = free_port()
+    [instance] = instances(world, database, 1, http_port=port)
+    published = await Published(world).watch()
+    due_at = in_seconds(2)
+
+    await world.schedule("acme", "order-1", due_at)
+    await published.wait_for(1)
+    out_at = in_seconds(0)
+
+    assert instance.is_running
+    assert 0 <= (out_at - due_at).total_seconds() < 1
+    assert metric(port, "timer_clock_skew_seconds") == pytest.approx(30, abs=1)
+
+
 # An instance dies or hangs
 
 
@@ -214,9 +271,8 @@ async def test_what_an_instance_holds_is_taken_over_soon_after_its_connection_en
 
 
 async def test_a_stopped_instance_holds_up_nobody_and_its_late_mark_changes_nothing(
-    fragile_world: World, database: str
+    world: World, database: str
 ) -> None:
-    world = fragile_world
     [stopped] = instances(world, database, 1, batch_size=10)
     published = await Published(world).watch()
     await prepare(database, in_seconds(1.5), 30)

@@ -685,6 +685,25 @@ async def test_a_call_neither_changes_nor_waits_for_a_timer_that_an_instance_has
         assert outcomes == [[Outcome.DUE]] * 2
 
 
+async def test_a_timer_that_was_moved_while_it_is_fired_is_open_to_calls_only_after_that(
+    pair: list[PostgresTimerStore],
+) -> None:
+    # Its event may be on the way: a caller who is told `cancelled` must not receive it afterwards.
+    first, second = pair
+    await first.apply([schedule("order-1", -1, number=1), schedule("order-2", -1, number=2)], NOW)
+    stop = [called(cancel("order-1", number=99))]
+
+    async with first.claim_due(NOW, 10):
+        await first.apply([schedule("order-1", 10**9, number=3)], NOW)
+        during = [await each.apply(stop, NOW) for each in pair]
+        await first.apply([schedule("order-2", 10**9, number=4)], NOW)
+        during += [await each.apply(stop, NOW) for each in pair]
+    after = await second.apply(stop, NOW)
+
+    assert during == [[Outcome.DUE]] * 4
+    assert after == [Outcome.CANCELLED]
+
+
 async def test_a_timer_that_is_due_by_the_database_is_due_for_every_call(clock: DatabaseClock) -> None:
     async with opened(clock.url) as store:
         await store.apply([schedule("order-1", 0, number=1)], at(-10))
@@ -754,6 +773,22 @@ async def test_an_instance_whose_clock_is_ahead_knows_when_to_look(clock: Databa
 
         # It is a minute ahead: what is due at 5 s by the database is due at 65 s by its own clock.
         assert await ahead.next_due_at(at(60)) == at(65)
+
+
+async def test_what_comes_due_by_the_database_right_after_the_look_is_looked_for_at_once(
+    clock: DatabaseClock,
+) -> None:
+    async with opened(clock.url) as store:
+        await store.apply([schedule("order-1", 0)], at(-10))
+        await clock.set(at(-0.001))
+        found = await claimed_names(store, now_s=30)
+        await clock.set(at(0.002))
+
+        next_look = await store.next_due_at(at(30))
+
+        assert found == []
+        assert next_look is not None
+        assert next_look <= at(30)
 
 
 async def test_an_instance_whose_clock_is_behind_goes_by_its_own(clock: DatabaseClock) -> None:
@@ -1109,7 +1144,7 @@ def filled_url() -> Iterator[str]:
             ["2026-01-01T12:01:00Z", [], [], ["tenant-1", "tenant-2"], 10, 1000],
             "timer_schedules_by_tenant",
         ),
-        (store_module.NEXT_DUE, ["2026-01-01T12:01:00Z"], "timer_schedules_due"),
+        (store_module.NEXT_DUE, ["2026-01-01T12:01:00Z", None], "timer_schedules_due"),
         (store_module.LIST, _WANTED_PAGE, "timer_schedules_by_tenant"),
         (store_module.LIST_BY_CORRELATION, [*_WANTED_PAGE, "request-101"], "timer_schedules_by_correlation"),
         (store_module.PURGE, ["2026-02-01T06:00:00Z", 500], "timer_schedules_ended"),

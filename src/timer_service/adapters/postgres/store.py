@@ -72,6 +72,9 @@ _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 # The database's own clock, cut down to the millisecond as ours is.
 _CLOCK: Final = "date_trunc('milliseconds', clock_timestamp())"
 
+# The name of a timer's advisory lock; two timers with one name only make a call come again.
+_FIRING: Final = "hashtextextended(tenant_id || '/' || service_call_id, 7401862650443172901)"
+
 # New timers; what another instance has inserted meanwhile is not touched and not returned.
 _INSERT: Final = f"""
 INSERT INTO timer_schedules ({rows.COLUMNS})
@@ -95,7 +98,13 @@ _LOCK_FOR_CALL: Final = f"""
 WITH locked AS MATERIALIZED (
   SELECT {rows.COLUMNS} FROM timer_schedules
   WHERE tenant_id = $1 AND service_call_id = $2 FOR UPDATE NOWAIT)
-SELECT {rows.COLUMNS}, {_CLOCK} FROM locked
+SELECT {rows.COLUMNS}, pg_try_advisory_xact_lock({_FIRING}), {_CLOCK} FROM locked
+"""  # noqa: S608
+
+# Of timers that are being fired but whose rows had to be given up: calls keep off them all the same.
+_KEEP_OFF_CALLS: Final = f"""
+SELECT pg_advisory_xact_lock({_FIRING})
+FROM unnest($1::text[], $2::text[]) AS given_up(tenant_id, service_call_id)
 """  # noqa: S608
 
 # Rows as the domain's rules left them; their locks are held.
@@ -194,12 +203,13 @@ JOIN unnest($1::text[], $2::text[], $3::integer[], $4::text[]::timestamptz[])
 WHERE state = 'Reached'
 """
 
-# A timer that is due by our clock but not by the database's has still to come.
+# A timer that was due by our clock but not by the database's has still to come, or has come since the look.
 NEXT_DUE: Final = """
 WITH moment AS MATERIALIZED (SELECT date_trunc('milliseconds', clock_timestamp()) AS clock)
 SELECT (SELECT clock FROM moment), (
   SELECT min(due_at) FROM timer_schedules
-  WHERE state = 'Scheduled' AND due_at > least($1::text::timestamptz, (SELECT clock FROM moment)))
+  WHERE state = 'Scheduled'
+    AND due_at > least($1::text::timestamptz, coalesce($2::text::timestamptz, (SELECT clock FROM moment))))
 """
 
 _GET: Final = f"SELECT {rows.COLUMNS} FROM timer_schedules WHERE tenant_id = $1 AND service_call_id = $2"  # noqa: S608
@@ -305,6 +315,8 @@ class PostgresTimerStore:
         self._claim_limit_s = claim_limit_s
         self._claims: set[_PostgresClaim] = set()
         self._others_hold_due = False
+        self._looked: tuple[datetime, datetime] | None = None
+        """When the last look was by our clock, and at which moment it looked."""
         self._pending: tuple[float, int] | None = None
         self.skew_s = 0.0
         """How far our clock is ahead of the database's; negative where it is behind."""
@@ -335,6 +347,9 @@ class PostgresTimerStore:
                         return
                     row = await connection.fetchrow(_LOCK_FOR_CALL, *key)
                     if row is not None:
+                        if not row[-2]:
+                            batch.outcomes[:] = [Outcome.DUE]
+                            return
                         # Whoever claimed this timer before did so by the database's clock or an earlier one.
                         batch.now = max(batch.now, row[-1])
                         await _save(connection, batch, [rows.timer(row)])
@@ -389,6 +404,7 @@ class PostgresTimerStore:
         tenants = list(held_back.tenants)
         # Without a lock first: nothing is due most of the time.
         [(at, due)] = await self._work.fetch(PEEK, rows.text(now), *held, tenants, limit + 1)
+        self._looked = (now, at)
         found: list[Row] = []
         if due:
             async with claim.begun() as connection:
@@ -404,7 +420,9 @@ class PostgresTimerStore:
 
         Sooner where another instance holds what is due already, to take it over should that one die.
         """
-        [(clock, due_at)] = await self._work.fetch(NEXT_DUE, rows.text(after))
+        now, at = self._looked or (None, None)
+        looked_at = rows.text(at) if at is not None and now == after else None
+        [(clock, due_at)] = await self._work.fetch(NEXT_DUE, rows.text(after), looked_at)
         # Where our clock is ahead, the timer is due only when the database's clock says so too.
         ahead = max(after - clock, timedelta())
         moments = [_later(due_at, ahead)] if due_at is not None else []
@@ -550,8 +568,8 @@ class _PostgresClaim:
     async def give_up(self, keys: Iterable[TimerKey]) -> None:
         """Let go of some timers whose commands cannot wait until their events are confirmed.
 
-        Only the generation guard protects them from then on. The rest is locked again at once; what another
-        instance was quicker to lock is published twice, under one id.
+        The generation guard protects them from the mark, an advisory lock from calls. The rest is locked
+        again at once; what another instance was quicker to lock is published twice, under one id.
         """
         async with self._using:
             wanted = self._held.keys() & set(keys)
@@ -561,6 +579,9 @@ class _PostgresClaim:
                 del self._held[key]
             try:
                 await self._connection.execute("ROLLBACK TO SAVEPOINT nothing_claimed")
+                await self._connection.fetch(_KEEP_OFF_CALLS, *_columns(wanted, 2))
+                # A new one: to go back to the first would give up the advisory locks.
+                await self._connection.execute("SAVEPOINT nothing_claimed")
                 kept = [(*key, generation) for key, generation in self._held.items()]
                 await self._connection.fetch(_CLAIM_AGAIN, *_columns(kept, 3))
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
