@@ -24,6 +24,8 @@ from tests.support.postgres import PostgresServer, fresh_schema, shared_server_u
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 
+pytestmark = pytest.mark.cluster
+
 # The wall clock of an instance, half a minute ahead of everybody else's.
 CLOCK_AHEAD = """
 import time

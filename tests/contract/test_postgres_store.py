@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,8 +12,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.clock import START, ManualClock
 from tests.support.postgres import (
@@ -28,8 +26,7 @@ from tests.support.postgres import (
     fresh_schema,
     local_server,
 )
-from tests.support.timers import ACME, GLOBEX, at, call, cancel, schedule, scheduled_timer
-from timer_service.adapters.memory import MemoryTimerStore
+from tests.support.timers import ACME, at, call, cancel, schedule, scheduled_timer
 from timer_service.adapters.postgres import connections, schema
 from timer_service.adapters.postgres import store as store_module
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
@@ -42,7 +39,7 @@ from timer_service.domain.errors import (
     TimerServiceError,
     TransientError,
 )
-from timer_service.domain.messages import Command, ServiceCallId, TenantId
+from timer_service.domain.messages import Command
 from timer_service.domain.timer import DueTimer, Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery, TimerStore
 
@@ -603,60 +600,6 @@ async def test_a_timer_purged_between_two_looks_is_scheduled_anew(
 
     assert await applying == [Outcome.SCHEDULED]
     assert await store.get(ACME, call("order-1")) == scheduled_timer("order-1", 60, registered_s=1, number=2)
-
-
-_STEPS = st.lists(
-    st.tuples(
-        st.integers(0, 1),
-        st.sampled_from(["schedule", "schedule", "cancel", "redeliver", "fire", "purge"]),
-        st.sampled_from([ACME, GLOBEX]),
-        st.sampled_from(["a", "b", "c"]),
-        st.integers(-3, 3),
-        st.integers(1, 3),
-    ),
-    min_size=1,
-    max_size=25,
-)
-_Step = tuple[int, str, TenantId, str, int, int]
-
-
-async def _take(stores: Sequence[TimerStore], steps: list[_Step]) -> list[object]:
-    """Do each step on one of the instances and return everything that can be seen from the other."""
-    seen: list[object] = []
-    sent: list[Command] = []
-    for number, (which, what, tenant, name, moment, count) in enumerate(steps, start=1):
-        store, other = stores[which], stores[1 - which]
-        now = NOW + timedelta(milliseconds=number)
-        if what == "schedule":
-            sent.append(schedule(name, moment, tenant=tenant, number=number))
-            seen.append(await store.apply(sent[-count:], now))
-        elif what == "cancel":
-            sent.append(cancel(name, tenant=tenant, number=number))
-            seen.append(await store.apply(sent[-1:], now))
-        elif what == "redeliver":
-            seen.append(await store.apply(sent[:count], now))
-        elif what == "purge":
-            seen.append(await store.purge(now, count))
-        else:
-            async with store.claim_due(at(moment), 100) as claim:
-                seen.append((list(claim.timers), claim.more))
-                seen.append(await claim.mark_reached([t.reached(now) for t in claim.timers][:count]))
-        seen.append(await other.get(tenant, ServiceCallId(name)))
-        seen.append(await other.list_timers(TimerQuery(tenant)))
-    return seen
-
-
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(steps=_STEPS)
-def test_any_history_through_two_instances_reads_as_through_one(steps: list[_Step]) -> None:
-    async def compare() -> None:
-        memory = MemoryTimerStore()
-        async with database_clock() as clock, group(clock.url, 2) as instances:
-            # The clock of the tests is far behind the database's, so that ours decides what is due.
-            await clock.set(at(86_400))
-            assert await _take(instances, steps) == await _take([memory, memory], steps)
-
-    asyncio.run(compare())
 
 
 # Calls
