@@ -1,11 +1,13 @@
 """Several instances on one PostgreSQL database: real processes, a real server, a real broker."""
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +17,9 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
-from tests.support.broker import free_port
+from tests.support.broker import NatsServer, free_port
 from tests.support.calls import call
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds, parse
@@ -327,6 +330,50 @@ async def test_another_instance_fires_on_time_what_a_hanging_one_has_accepted(
     [event] = await world.wait_for_events(1)
     lateness_s = (parse(event["payload"]["reachedAt"]) - due_at).total_seconds()
     assert 0 <= lateness_s < 1
+
+
+async def test_the_loss_of_a_broker_and_an_instance_at_once_loses_no_timer(
+    tmp_path: Path, database: str
+) -> None:
+    ports = [free_port() for _ in range(3)]
+    routes = ", ".join(f"'nats://127.0.0.1:{port}'" for port in ports)
+    brokers = [
+        NatsServer(
+            tmp_path / f"broker-{port}",
+            f"server_name: n{port}\n"
+            f"cluster {{ name: timers, listen: '127.0.0.1:{port}', routes: [{routes}] }}",
+        ).start()
+        for port in ports
+    ]
+    world = await World(tmp_path, brokers[0], "timer").open()
+    try:
+        await world.until(lambda: has_leader(world), "the brokers to find each other", DRAINED_S)
+        servers = ",".join(broker.url for broker in brokers)
+        group = instances(world, database, 3, broker_url=servers, stream_replicas=3)
+        names = [f"order-{n}" for n in range(300)]
+        due_at = in_seconds(4)
+        for name in names:
+            await world.schedule("acme", name, due_at)
+        await world.wait_until_consumed()
+
+        brokers[2].kill()
+        group[2].kill()
+        await world.wait_for_event_count(len(names), DRAINED_S)
+        events = await world.events()
+
+        assert sorted(event["payload"]["serviceCallId"] for event in events) == sorted(names)
+        await wait_for_states(world, database, Reached=len(names))
+    finally:
+        await world.close()
+        for broker in brokers:
+            broker.stop()
+
+
+async def has_leader(world: World) -> bool:
+    with suppress(NatsError, TimeoutError):
+        info = json.loads((await world.client.request("$JS.API.INFO", timeout=0.5)).data)
+        return "error" not in info
+    return False
 
 
 # The database goes away and comes back
