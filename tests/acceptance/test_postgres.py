@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -27,6 +28,7 @@ from tests.support.postgres import PostgresServer, fresh_schema, shared_server_u
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 
+T = TypeVar("T")
 pytestmark = pytest.mark.cluster
 
 # The wall clock of an instance, half a minute ahead of everybody else's.
@@ -353,13 +355,13 @@ async def test_the_loss_of_a_broker_and_an_instance_at_once_loses_no_timer(
         names = [f"order-{n}" for n in range(300)]
         due_at = in_seconds(4)
         for name in names:
-            await world.schedule("acme", name, due_at)
-        await world.wait_until_consumed()
+            await patiently(world, partial(world.schedule, "acme", name, due_at))
+        await patiently(world, world.wait_until_consumed)
 
         brokers[2].kill()
         group[2].kill()
         await world.wait_for_event_count(len(names), DRAINED_S)
-        events = await world.events()
+        events = await patiently(world, world.events)
 
         assert sorted(event["payload"]["serviceCallId"] for event in events) == sorted(names)
         await wait_for_states(world, database, Reached=len(names))
@@ -367,6 +369,19 @@ async def test_the_loss_of_a_broker_and_an_instance_at_once_loses_no_timer(
         await world.close()
         for broker in brokers:
             broker.stop()
+
+
+async def patiently(world: World, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until there is an answer: a replicated stream without a leader gives none."""
+    answers: list[T] = []
+
+    async def answered() -> bool:
+        with suppress(NatsError, TimeoutError):
+            answers.append(await ask())
+        return bool(answers)
+
+    await world.until(answered, "the brokers to answer", DRAINED_S)
+    return answers[0]
 
 
 async def has_leader(world: World) -> bool:
