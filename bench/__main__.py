@@ -14,6 +14,7 @@ from bench.harness import NotMeasured
 from bench.limits import Limits
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller
 from bench.plan import FULL, QUICK
+from bench.postgres import measure_postgres
 from bench.report import Figure, as_json, table
 from bench.scale import measure_polls, measure_scale
 from bench.workloads import (
@@ -54,6 +55,7 @@ PARTS: Final[dict[str, Measure]] = {
     "scale": measure_scale,
     "polls": measure_polls,
     "fairness": measure_fairness,
+    "postgres": measure_postgres,
     "peers": measure_peers,
 }
 

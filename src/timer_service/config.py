@@ -18,6 +18,7 @@ from timer_service.domain.errors import InvalidConfiguration
 
 ENV_PREFIX = "TIMER_"
 _SCHEMES = ("nats", "tls", "ws", "wss")
+_STORES = ("sqlite", "postgresql", "postgres")
 MAX_RETENTION_DAYS = 36_500
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -63,6 +64,14 @@ def _server_list(text: str) -> str:
     if len({server.startswith("ws") for server in servers}) > 1:
         raise ValueError("not of one kind")
     return ",".join(servers)
+
+
+def _store_url(url: SecretStr) -> SecretStr:
+    scheme, _, rest = url.get_secret_value().partition("://")
+    # A file has no host: the third slash ends its place, the path comes after it.
+    if scheme not in _STORES or not rest or (scheme == "sqlite" and (rest[0] != "/" or rest == "/")):
+        raise ValueError("not the address of a store")
+    return url
 
 
 def _clock_step(text: str) -> str:
@@ -133,6 +142,18 @@ class Settings(BaseSettings):
     )
     db_path: Path = _setting(
         Path("./event_service.db"), "The SQLite file that holds the timers", "the path of a file"
+    )
+    store_url: Annotated[SecretStr, AfterValidator(_store_url)] | None = _setting(
+        None,
+        "Where the timers are, in place of TIMER_DB_PATH: a SQLite file, or PostgreSQL for several instances",
+        "sqlite:///path or postgresql://user:password@host:port/database",
+    )
+    store_statement_cache: int = _setting(
+        100,
+        "Prepared statements that a PostgreSQL connection keeps; 0 behind a pooler that knows none",
+        "a whole number from 0 to 1000",
+        ge=0,
+        le=1_000,
     )
     broker_url: Annotated[str, AfterValidator(_server_list)] = _setting(
         "nats://localhost:4222",
@@ -217,6 +238,23 @@ class Settings(BaseSettings):
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(chosen)} may be set")
         return self
+
+    @property
+    def postgres_url(self) -> str | None:
+        """The PostgreSQL database, where the store is one."""
+        text = self.store_url.get_secret_value() if self.store_url else ""
+        return text if text.startswith("postgres") else None
+
+    @property
+    def sqlite_path(self) -> Path:
+        """The SQLite file, where the store is one."""
+        text = self.store_url.get_secret_value() if self.store_url else ""
+        return Path(text.removeprefix("sqlite:///")) if text.startswith("sqlite") else self.db_path
+
+    @property
+    def store_name(self) -> str:
+        """Where the timers are, as a person may see it."""
+        return str(self.sqlite_path) if self.postgres_url is None else _masked("store_url", self.store_url)
 
     @property
     def retention_span(self) -> timedelta | None:
@@ -307,6 +345,9 @@ def _told(name: str, value: object) -> str:
 def _masked(name: str, value: Any) -> str:
     if value is None:
         return ""
+    if name == "store_url":
+        # A password may stand in the query as well.
+        return _without_credentials(value.get_secret_value().partition("?")[0])
     if isinstance(value, SecretStr):
         return "*****"
     if name == "broker_url":

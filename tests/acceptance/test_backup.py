@@ -139,6 +139,15 @@ async def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "copy.db").read_text() == "precious"
 
 
+def test_a_backup_of_postgresql_is_left_to_its_own_tools(tmp_path: Path) -> None:
+    done = run_cli("backup", "copy.db", cwd=tmp_path, store_url="postgresql://u:secret@localhost/timers")
+
+    assert (done.returncode, done.stderr) == (
+        1,
+        "timer-service: TIMER_STORE_URL names a PostgreSQL database: back it up with pg_dump\n",
+    )
+
+
 def test_without_a_database_there_is_one_line(tmp_path: Path) -> None:
     done = run_cli("backup", "copy.db", cwd=tmp_path, db_path="missing.db")
 

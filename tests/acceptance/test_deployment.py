@@ -121,7 +121,7 @@ def test_the_image_uses_the_constraints() -> None:
     assert ("COPY", "constraints.txt /build/") in build
     assert _env(build)["PIP_CONSTRAINT"] == "/build/constraints.txt"
     assert [rest for name, rest in build if name == "RUN"] == [
-        "python -m venv /opt/timer-service && /opt/timer-service/bin/pip install ."
+        "python -m venv /opt/timer-service && /opt/timer-service/bin/pip install '.[postgres]'"
     ]
 
 

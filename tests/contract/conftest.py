@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.buses import BUSES, Line
 from tests.support.clock import START, ManualClock
+from tests.support.postgres import open_postgres_in_step
 from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.ports.timer_store import TimerStore
@@ -26,7 +27,11 @@ async def _open_sqlite(folder: Path) -> AsyncIterator[TimerStore]:
         yield store
 
 
-STORES: dict[str, OpenStore] = {"memory": _open_memory, "sqlite": _open_sqlite}
+def _open_postgres(_: Path) -> AbstractAsyncContextManager[TimerStore]:
+    return open_postgres_in_step(START)
+
+
+STORES: dict[str, OpenStore] = {"memory": _open_memory, "sqlite": _open_sqlite, "postgres": _open_postgres}
 
 
 @pytest.fixture(params=list(STORES))

@@ -42,6 +42,8 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_PRECISE_WAKEUP": "true",
         "TIMER_MAX_CLOCK_STEP": "1h",
         "TIMER_DB_PATH": "event_service.db",
+        "TIMER_STORE_URL": "",
+        "TIMER_STORE_STATEMENT_CACHE": "100",
         "TIMER_BROKER_URL": "nats://localhost:4222",
         "TIMER_BROKER_USER": "",
         "TIMER_BROKER_PASSWORD": "",
@@ -420,3 +422,48 @@ def test_known_variables_bring_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("timer_batch_size", "1")
 
     assert unknown_variables() == []
+
+
+# Where the timers are
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("sqlite:///timers.db", "timers.db"), ("sqlite:////var/lib/timers.db", "/var/lib/timers.db")],
+)
+def test_the_address_of_a_file_takes_the_place_of_its_path(
+    monkeypatch: pytest.MonkeyPatch, url: str, path: str
+) -> None:
+    settings = load(monkeypatch, TIMER_STORE_URL=url, TIMER_DB_PATH="other.db")
+
+    assert (settings.sqlite_path, settings.postgres_url) == (Path(path), None)
+    assert settings.store_name == path
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://timer:secret@db-1:5432/timers", "postgresql://*****@db-1:5432/timers"),
+        ("postgres://db-1/timers?user=timer&password=secret", "postgres://db-1/timers"),
+    ],
+)
+def test_the_address_of_a_database_is_shown_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, url: str, shown: str
+) -> None:
+    settings = load(monkeypatch, TIMER_STORE_URL=url)
+
+    assert settings.postgres_url == url
+    assert settings.store_name == shown
+    assert settings.shown()["TIMER_STORE_URL"] == shown
+    assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["timers.db", "sqlite:///", "sqlite://timers.db", "mysql://u:secret@db/timers", "postgresql://"]
+)
+def test_what_is_no_address_of_a_store_is_refused_without_showing_it(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    assert complaint(monkeypatch, TIMER_STORE_URL=url) == (
+        "TIMER_STORE_URL=*****: must be sqlite:///path or postgresql://user:password@host:port/database"
+    )

@@ -7,6 +7,7 @@ from timer_service.adapters.sqlite.backup import back_up
 from timer_service.cli.conversation import tell
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import load_settings
+from timer_service.domain.errors import CriticalError
 
 
 def config(options: argparse.Namespace) -> int:
@@ -22,7 +23,10 @@ def config(options: argparse.Namespace) -> int:
 
 def backup(options: argparse.Namespace) -> int:
     """Copy the database while the service runs, and verify the copy."""
-    report = back_up(load_settings().db_path, options.path)
+    settings = load_settings()
+    if settings.postgres_url is not None:
+        raise CriticalError("TIMER_STORE_URL names a PostgreSQL database: back it up with pg_dump")
+    report = back_up(settings.sqlite_path, options.path)
     tell(
         options,
         f"{options.path}: {report.timers} timers, {report.pending} of them pending, "

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from timer_service import __version__, wire
-from timer_service.cli import deadletters, files, running, timers
+from timer_service.cli import copying, deadletters, files, running, timers
 from timer_service.cli.exits import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -157,6 +157,15 @@ def _add_files(commands: "_Commands[argparse.ArgumentParser]") -> None:
     backup.add_argument("path", type=Path, help="the file to write; it must not exist yet")
     backup.add_argument("--json", action="store_true", help="for programs")
     backup.set_defaults(handler=files.backup)
+
+    copy = commands.add_parser("copy", help="move all timers to another store, and verify them")
+    copy.add_argument(
+        "--from", dest="source", required=True, metavar="URL", help="sqlite:///path or postgresql://…"
+    )
+    copy.add_argument("--to", dest="target", required=True, metavar="URL", help="an empty store")
+    copy.add_argument("--restart", action="store_true", help="begin an unfinished copy anew")
+    copy.add_argument("--json", action="store_true", help="for programs")
+    copy.set_defaults(handler=copying.copy)
 
     config = commands.add_parser("config", help="print the effective settings, secrets masked")
     config.add_argument("--json", action="store_true", help="for programs")

@@ -49,6 +49,7 @@ def dev(options: argparse.Namespace) -> int:
         "broker_inbox_prefix": "_INBOX",
         "jetstream_domain": None,
         "stream_replicas": 1,
+        "store_url": None,
     }
     settings = load_settings(**unset | ours | {"db_path": data / "timers.db"})
     configure_logging(settings.log_level, settings.log_format)
@@ -80,7 +81,7 @@ async def _serve(settings: Settings, stop: asyncio.Event) -> None:
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
     async with open_service(settings) as service:
-        log.info("service.started", version=__version__, db_path=str(settings.db_path))
+        log.info("service.started", version=__version__, store=settings.store_name)
         await run_service(service, stop)
     log.info("service.stopped")
 

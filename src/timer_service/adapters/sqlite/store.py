@@ -178,6 +178,9 @@ FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
 # Once; from then on the changes are counted.
 COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
 
+# Whether the file is being filled by `timer-service copy`.
+IS_COPY: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_copy'"
+
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
 
@@ -197,6 +200,7 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
                     sqlite3.connect(_uri(path), uri=True).close()
                     writer = await stack.enter_async_context(_connect(path))
                     await _prepare(writer, path, _text(now()))
+                    await _refuse_a_copy(writer, path)
                 reader = await stack.enter_async_context(_connect(path, read_only=True))
                 answerer = await stack.enter_async_context(_connect(path, read_only=True))
             except TransientError as error:
@@ -451,6 +455,12 @@ async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
     await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
     await migrate(writer, path, now)
     await _write_once(writer)
+
+
+async def _refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
+    [(unfinished,)] = await writer.execute_fetchall(IS_COPY)
+    if unfinished:
+        raise StoreFailed(f"{path} holds an unfinished copy: run the same `timer-service copy` again")
 
 
 async def _write_once(writer: aiosqlite.Connection) -> None:

@@ -1,0 +1,215 @@
+"""The timer service on PostgreSQL: one, two and three instances, and many pending timers."""
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import asyncpg
+from tests.support.postgres import PostgresServer
+
+from bench import limits, rows
+from bench.harness import Broker, Generator, Listener, Rig, TimerService, check_in_time, now_ms
+from bench.load import Load
+from bench.report import Figure, Goal, median, percentile
+from bench.scale import WITHIN_20_PERCENT
+from bench.workloads import (
+    BURST_LEAD_S,
+    DRAIN_TIMEOUT_S,
+    FAR_S,
+    SHARES,
+    Bench,
+    drain_rate,
+    steady_lateness,
+)
+from timer_service.adapters.postgres.store import open_postgres_store
+
+INSTANCES: Final = (1, 2, 3)
+PART: Final = "postgres"
+SETTINGS: Final = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "default_transaction_isolation": "read committed",
+}
+"""Those of an ordinary server: the tests' own are for speed and for finding bugs."""
+COLUMNS: Final = (
+    *("tenant_id", "service_call_id", "state", "due_at", "registered_at", "correlation_id", "reached_at"),
+    *("stream_sequence", "generation", "stream_created_us"),
+)
+
+T = TypeVar("T")
+_numbers = itertools.count(1)
+
+
+def measure_postgres(bench: Bench) -> Iterator[Figure]:
+    """Measure ingest, burst and lateness on a PostgreSQL that shares the machine."""
+    with server() as database_server:
+        for instances in INSTANCES:
+            yield from _ingest(bench, database_server, instances)
+        for instances in INSTANCES:
+            yield from _burst(bench, database_server, instances)
+        yield from _scale(bench, database_server)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[PostgresServer]:
+    """Start a PostgreSQL that waits for the disk, in the system's folder for temporary files."""
+    started = PostgresServer(**SETTINGS).start()
+    try:
+        yield started
+    finally:
+        started.remove()
+
+
+@contextlib.contextmanager
+def database(on: PostgresServer) -> Iterator[str]:
+    """Make a database for one measurement."""
+    name = f"bench_{next(_numbers)}"
+    run(on.url(), lambda link: link.execute(f"CREATE DATABASE {name}"))
+    try:
+        yield on.url(name)
+    finally:
+        run(on.url(), lambda link: link.execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def run(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Do something on a connection of its own."""
+
+    async def connected() -> T:
+        link = await asyncpg.connect(url)
+        try:
+            return await work(link)
+        finally:
+            await link.close()
+
+    return asyncio.run(connected())
+
+
+class OnPostgres(TimerService):
+    """The real process on a database that others may share."""
+
+    def __init__(self, folder: Path, broker: Broker, url: str, log_level: str) -> None:
+        folder.mkdir(parents=True)
+        super().__init__(folder, broker, folder / "unused.db", log_level)
+        self._settings["TIMER_STORE_URL"] = url
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One broker and several instances on one database."""
+
+    broker: Broker
+    services: Sequence[TimerService]
+    url: str
+
+    def start_ready(self) -> None:
+        for service in self.services:
+            service.start_ready()
+
+
+@contextlib.contextmanager
+def cluster(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Cluster]:
+    """Set up a broker and instances that are not started yet."""
+    folder = bench.new_folder()
+    folder.mkdir(parents=True)
+    with database(on) as url:
+        broker = Broker(folder / "broker")
+        services = [
+            OnPostgres(folder / f"instance{number}", broker, url, bench.log_level)
+            for number in range(instances)
+        ]
+        try:
+            yield Cluster(broker, services, url)
+        finally:
+            for service in services:
+                service.stop()
+            broker.stop()
+            shutil.rmtree(folder)
+
+
+def fill(url: str, lot: Iterable[rows.Row]) -> None:
+    """Make the tables by the service's own migrations, and write timers straight into them."""
+
+    def record(row: rows.Row) -> tuple[object, ...]:
+        tenant, call, state, due, registered, correlation, reached, number = row
+        ended = None if reached is None else datetime.fromisoformat(reached)
+        moments = (datetime.fromisoformat(due), datetime.fromisoformat(registered))
+        return tenant, call, state, *moments, correlation, ended, number, 1, 1
+
+    async def copy(link: Any) -> None:
+        async with open_postgres_store(url, lambda: datetime.now(UTC)):
+            pass
+        await link.copy_records_to_table(
+            "timer_schedules", records=map(record, lot), columns=COLUMNS, timeout=600
+        )
+        await link.execute("VACUUM ANALYZE timer_schedules", timeout=600)
+
+    run(url, copy)
+
+
+def _ingest(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Figure]:
+    count, rates = bench.plan.ingest[0], []
+    for _ in range(bench.plan.repeats):
+        bench.limits.try_again(limits.READ)
+        with cluster(bench, on, instances) as parts:
+            parts.services[0].start_ready().stop()  # It creates the streams and the table.
+            Generator(Load(parts.broker.port, count, now_ms() + FAR_S * 1000, 1_000)).seconds()
+            for service in parts.services:
+                service.start()
+            rates.append(drain_rate(parts.broker, count))
+    name = f"{_counted(instances)}: backlog of {count:,} commands"
+    yield Figure(PART, name, median(rates), "/s", limits.READ, bench.limits.rate(limits.READ))
+
+
+def _burst(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Figure]:
+    count, rates = bench.plan.burst[0], []
+    for _ in range(bench.plan.repeats):
+        bench.limits.try_again(limits.PUBLISH)
+        with cluster(bench, on, instances) as parts:
+            due_ms = now_ms() + int(BURST_LEAD_S * 1000) + 3_000 * instances + count // 10
+            fill(parts.url, rows.due_together(count, due_ms))
+            parts.start_ready()
+            listener = Listener(parts.broker, count, DRAIN_TIMEOUT_S)
+            check_in_time(due_ms)
+            last_ms = max(arrival.received_ms for arrival in listener.arrivals())
+            rates.append(count / (last_ms - due_ms) * 1000)
+    name = f"{_counted(instances)}: {count:,} at one instant"
+    yield Figure(PART, name, median(rates), "/s", limits.PUBLISH, bench.limits.rate(limits.PUBLISH))
+
+
+def _scale(bench: Bench, on: PostgresServer) -> Iterator[Figure]:
+    rate, few = bench.plan.rates[0], bench.plan.pending[0]
+    smallest: dict[str, float] = {}
+    for pending in bench.plan.pending:
+        with cluster(bench, on, 1) as parts:
+            fill(parts.url, rows.pending(pending))
+            size = run(parts.url, lambda link: link.fetchval(_SIZE))
+            parts.start_ready()
+            # As the part "scale" does it, on this broker and this instance.
+            lateness = steady_lateness(
+                Rig(bench.folder, parts.broker, parts.services[0]), rate, bench.plan.steady_s
+            )
+        for label, share in SHARES.items():
+            value = percentile(lateness, share)
+            what = f"with {few:,} pending" if label in smallest else ""
+            goal: Goal | None = WITHIN_20_PERCENT if what and label in {"p50", "p99"} else None
+            name = f"{pending:,} pending: {rate:,}/s {label}"
+            yield Figure(PART, name, value, "ms", what, smallest.get(label), goal)
+            smallest.setdefault(label, value)
+        yield Figure(PART, f"{pending:,} pending: disk per timer", size / pending, "B")
+
+
+_SIZE: Final = "SELECT pg_total_relation_size('timer_schedules')"
+
+
+def _counted(instances: int) -> str:
+    return "1 instance" if instances == 1 else f"{instances} instances"

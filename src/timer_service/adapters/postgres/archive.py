@@ -1,0 +1,117 @@
+"""A PostgreSQL database that no service is using, read or written from end to end."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from timer_service.adapters.postgres import rows
+from timer_service.adapters.postgres.connections import (
+    APPLICATION_NAME,
+    Address,
+    Connection,
+    Connections,
+    open_connections,
+)
+from timer_service.adapters.postgres.schema import IS_COPY, migrate
+from timer_service.domain.errors import StoreInUse
+from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_store import TimerKey
+
+COPY_NAME: Final = f"{APPLICATION_NAME} copy"
+STEP_LIMIT_S: Final = 600.0
+"""For counting all timers and the like."""
+
+_OTHERS: Final = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name IN ($1, $2)
+"""
+# One snapshot for the whole copy, and nobody changes anything meanwhile.
+_HOLD_STILL: Final = """
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+SET LOCAL lock_timeout = 5000;
+SET LOCAL statement_timeout = 0;
+SET LOCAL idle_in_transaction_session_timeout = 0;
+LOCK TABLE timer_schedules IN SHARE MODE
+"""
+_READ: Final = f"""
+SELECT {rows.COLUMNS} FROM timer_schedules
+WHERE (tenant_id, service_call_id) > ($1, $2)
+ORDER BY tenant_id, service_call_id
+LIMIT $3
+"""  # noqa: S608 - constants
+_WRITE: Final = f"INSERT INTO timer_schedules ({rows.COLUMNS}) SELECT * FROM {rows.GIVEN}"  # noqa: S608
+_LAST: Final = """
+SELECT tenant_id, service_call_id FROM timer_schedules
+ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
+"""
+
+
+@asynccontextmanager
+async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["PostgresArchive"]:
+    """Bring the schema up to date and make sure that no service is at work, nor will be."""
+    address = Address(url, statement_cache_size=0, application_name=COPY_NAME)
+    async with open_connections(address, 1) as connections, connections.connection() as connection:
+        await migrate(connection, connections.where)
+        if await connection.fetchval(_OTHERS, APPLICATION_NAME, COPY_NAME):
+            raise StoreInUse(
+                f"{connections.where} is in use by a timer-service: stop every instance, then copy"
+            )
+        if as_source:
+            await connection.execute(_HOLD_STILL)
+        yield PostgresArchive(connections, connection)
+        if as_source:
+            await connection.execute("ROLLBACK")
+
+
+class PostgresArchive:
+    """The timers of one PostgreSQL database."""
+
+    def __init__(self, connections: Connections, connection: Connection) -> None:
+        self._connections = connections
+        self._connection = connection
+        self.name = connections.where
+
+    async def count(self) -> int:
+        """Return how many timers there are."""
+        return int(await self._value("SELECT count(*) FROM timer_schedules"))
+
+    async def read(self, after: TimerKey | None, limit: int) -> list[Timer]:
+        """Return the next timers in the order of the key."""
+        found = await self._connection.fetch(_READ, *(after or ("", "")), limit)
+        return [rows.timer(row) for row in found]
+
+    async def write(self, timers: Sequence[Timer]) -> None:
+        """Add timers in one transaction."""
+        async with self._connections.transaction_on(self._connection):
+            await self._connection.execute(_WRITE, *rows.columns(timers))
+
+    async def last_key(self) -> TimerKey | None:
+        """Return the greatest key."""
+        row = await self._connection.fetchrow(_LAST)
+        return (TenantId(row[0]), ServiceCallId(row[1])) if row else None
+
+    async def unfinished_copy_of(self) -> str | None:
+        """Return the name of the store that is being copied into this one."""
+        if not await self._value(IS_COPY):
+            return None
+        return str(await self._value("SELECT max(source) FROM timer_copy"))
+
+    async def begin_copy(self, source: str) -> None:
+        """Remember that this database is being filled."""
+        async with self._connections.transaction_on(self._connection):
+            await self._connection.execute("CREATE TABLE IF NOT EXISTS timer_copy (source text NOT NULL)")
+            await self._connection.execute("DELETE FROM timer_copy")
+            await self._connection.execute("INSERT INTO timer_copy VALUES ($1)", source)
+
+    async def end_copy(self) -> None:
+        """Forget that: the copy is whole. Fresh statistics make for good plans from the start."""
+        await self._connection.execute("ANALYZE timer_schedules", timeout=STEP_LIMIT_S)
+        await self._connection.execute("DROP TABLE timer_copy")
+
+    async def clear(self) -> None:
+        """Delete every timer."""
+        await self._connection.execute("TRUNCATE timer_schedules")
+
+    async def _value(self, sql: str) -> Any:
+        return await self._connection.fetchval(sql, timeout=STEP_LIMIT_S)

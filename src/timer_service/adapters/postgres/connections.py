@@ -1,0 +1,195 @@
+"""A few connections to one database: every wait has an end, and no session is relied on.
+
+Settings hold for one transaction each, so that a pooler in transaction mode may sit in between.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from timer_service.adapters.postgres.errors import translated
+from timer_service.domain.errors import StoreBusy
+
+if TYPE_CHECKING:  # The driver's classes are generic in its type stubs only.
+    Connection = PoolConnectionProxy[asyncpg.Record]
+else:
+    Connection = PoolConnectionProxy
+Row = asyncpg.Record
+
+CONNECT_LIMIT_S: Final = 5.0
+ACQUIRE_LIMIT_S: Final = 5.0
+"""How long to wait for a free connection of our own before the store counts as busy."""
+LOCK_LIMIT_S: Final = 3.0
+STATEMENT_LIMIT_S: Final = 8.0
+ANSWER_LIMIT_S: Final = 10.0
+"""Longer than the server's own limit: only a dead connection takes so long."""
+RELEASE_LIMIT_S: Final = 2.0
+APPLICATION_NAME: Final = "timer-service"
+HAS_TRANSACTION_TIMEOUT: Final = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the database is and how to connect."""
+
+    url: str
+    statement_cache_size: int
+    application_name: str = APPLICATION_NAME
+
+    @property
+    def shown(self) -> str:
+        """The address without the password."""
+        parts = urlsplit(self.url)
+        return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the driver needs to connect."""
+        return {
+            "dsn": self.url,
+            "timeout": CONNECT_LIMIT_S,
+            "command_timeout": ANSWER_LIMIT_S,
+            "statement_cache_size": self.statement_cache_size,
+            "server_settings": {"application_name": self.application_name},
+        }
+
+
+class Connections:
+    """A pool of connections, each used for one statement or one transaction at a time."""
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", where: str) -> None:
+        self._pool = pool
+        self.where = where
+        self._durable = ""
+
+    async def be_durable(self) -> None:
+        """Wait for the disk at every commit, also where the database is set not to."""
+        async with self.connection() as connection:
+            if await connection.fetchval("SELECT current_setting('synchronous_commit')") == "off":
+                self._durable = "SET LOCAL synchronous_commit = on;"
+
+    async def acquire(self) -> Connection:
+        """Take a connection; whoever takes it has to give it back by `release`."""
+        with translated(self.where):
+            return await self._pool.acquire(timeout=ACQUIRE_LIMIT_S)
+
+    async def release(self, connection: Connection) -> None:
+        """Give a connection back; one that is not as it was taken is closed instead."""
+        with suppress(Exception):  # It is of no more use to us, whatever is wrong with it.
+            if is_open(connection) and connection.is_in_transaction():
+                connection.terminate()
+            await self._pool.release(connection, timeout=RELEASE_LIMIT_S)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Use a connection for single statements."""
+        connection = await self.acquire()
+        try:
+            with translated(self.where):
+                yield connection
+        except StoreBusy as error:
+            await self.doubt(connection, error)
+            raise
+        except asyncio.CancelledError:
+            close(connection)  # The answer to what was asked may still come in.
+            raise
+        finally:
+            await self.release(connection)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Run the block in one transaction, durable when it ends, undone where it raises."""
+        async with self.connection() as connection, self.transaction_on(connection):
+            yield connection
+
+    @asynccontextmanager
+    async def transaction_on(self, connection: Connection) -> AsyncIterator[None]:
+        """Do the same on a connection that was taken before."""
+        await self.begin(connection)
+        try:
+            yield
+            await commit(connection)
+        except Exception:
+            await roll_back(connection)
+            raise
+
+    async def begin(self, connection: Connection, hold_s: float = STATEMENT_LIMIT_S) -> None:
+        """Begin a transaction that the server ends where we are silent for `hold_s`."""
+        total_s = hold_s + STATEMENT_LIMIT_S
+        has_total = connection.get_server_version().major >= HAS_TRANSACTION_TIMEOUT
+        await connection.execute(
+            "BEGIN ISOLATION LEVEL READ COMMITTED;"
+            f"SET LOCAL lock_timeout = {LOCK_LIMIT_S * 1000:.0f};"
+            f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_S * 1000:.0f};"
+            f"SET LOCAL idle_in_transaction_session_timeout = {hold_s * 1000:.0f};"
+            + (f"SET LOCAL transaction_timeout = {total_s * 1000:.0f};" if has_total else "")
+            + self._durable
+        )
+
+    async def fetch(self, sql: str, *parameters: object) -> list[Row]:
+        """Run one statement of its own."""
+        async with self.connection() as connection:
+            return await connection.fetch(sql, *parameters)
+
+    async def doubt(self, connection: Connection | None, error: StoreBusy) -> None:
+        """Part with connections that lead nowhere any more."""
+        cause = error.__cause__
+        if connection is not None and isinstance(cause, TimeoutError):
+            close(connection)
+        if isinstance(cause, asyncpg.ReadOnlySQLTransactionError):
+            # After a failover these lead to the old primary: connect anew, to whichever takes writes.
+            await self._pool.expire_connections()
+
+
+def is_open(connection: Connection) -> bool:
+    """Say whether a taken connection is still there: the server, too, may have closed it."""
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:
+        return False  # The pool has it back already, to connect anew.
+
+
+def close(connection: Connection) -> None:
+    """Close a connection at once; the server then undoes what was not committed."""
+    if is_open(connection):
+        connection.terminate()
+
+
+async def commit(connection: Connection) -> None:
+    """Commit, and notice where the server rolled back instead."""
+    if await connection.execute("COMMIT") != "COMMIT":
+        raise StoreBusy("the server rolled the transaction back")
+
+
+async def roll_back(connection: Connection) -> None:
+    """Undo the transaction; where even that fails, close the connection, which does the same."""
+    if is_open(connection):
+        try:
+            await connection.execute("ROLLBACK", timeout=RELEASE_LIMIT_S)
+        except Exception:
+            close(connection)
+
+
+@asynccontextmanager
+async def open_connections(address: Address, at_most: int) -> AsyncIterator[Connections]:
+    """Open a pool; it connects when it is first used, and anew whenever that is needed."""
+    with translated(address.shown):
+        pool = await asyncpg.create_pool(min_size=0, max_size=at_most, reset=_keep, **address.arguments)
+    try:
+        yield Connections(pool, address.shown)
+    finally:
+        try:
+            async with asyncio.timeout(RELEASE_LIMIT_S):
+                await pool.close()
+        except TimeoutError:
+            pool.terminate()
+
+
+async def _keep(_: Any) -> None:
+    """Leave a connection as it is between two uses: nothing that we set outlives its transaction."""

@@ -1,0 +1,82 @@
+"""Tell the other instances that a nearer timer was committed; only a hint, the poll remains the truth."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import asyncpg
+
+from timer_service.adapters.postgres.connections import Address, Connections
+from timer_service.adapters.postgres.errors import translated
+from timer_service.domain.errors import TimerServiceError, TransientError
+from timer_service.domain.messages import EPOCH, epoch_ms
+
+CHECK_INTERVAL_S: Final = 20.0
+"""How often a silent connection is asked whether it is still there."""
+RECONNECT_PAUSE_S: Final = 1.0
+
+# One channel a schema, within the length of a name.
+_CHANNEL: Final = "left('timer_due_' || current_schema(), 60)"
+# Not part of the transaction that it tells of: a NOTIFY holds up every other commit until its own is on disk.
+_NOTIFY: Final = f"SELECT pg_notify({_CHANNEL}, $1)"
+
+
+class Hints:
+    """Hints between instances on one database. Behind a pooler in transaction mode none arrive."""
+
+    def __init__(self, address: Address, connections: Connections, now: Callable[[], datetime]) -> None:
+        self._address = address
+        self._connections = connections
+        self._now = now
+        self._announced: datetime | None = None
+
+    async def announce(self, due_at: datetime) -> None:
+        """Tell of a due time, unless a nearer one that is still to come was told of before."""
+        now = self._now()
+        if self._announced is not None and now < self._announced <= due_at:
+            return
+        self._announced = due_at
+        with suppress(TransientError):
+            await self._connections.fetch(_NOTIFY, str(epoch_ms(due_at)))
+
+    @asynccontextmanager
+    async def listen(self, callback: Callable[[datetime], None]) -> AsyncIterator[None]:
+        """Call back with every due time that any instance tells of, until the context is left."""
+        listening = asyncio.ensure_future(self._listen_for_ever(callback))
+        try:
+            yield
+        finally:
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+    async def _listen_for_ever(self, callback: Callable[[datetime], None]) -> None:
+        while True:
+            # Whatever is wrong with the database, those who cannot do without it will say so.
+            with suppress(TimerServiceError), translated(self._address.shown):
+                await self._listen_once(callback)
+            await asyncio.sleep(RECONNECT_PAUSE_S)
+
+    async def _listen_once(self, callback: Callable[[datetime], None]) -> None:
+        lost = asyncio.Event()
+
+        def on_hint(_connection: Any, _pid: int, _channel: str, payload: object) -> None:
+            with suppress(ValueError, OverflowError):  # Anybody may send anything on a channel.
+                callback(EPOCH + timedelta(milliseconds=int(str(payload))))
+
+        connection = await asyncpg.connect(**self._address.arguments)
+        try:
+            connection.add_termination_listener(lambda _: lost.set())
+            channel = await connection.fetchval(f"SELECT {_CHANNEL}")
+            await connection.add_listener(channel, on_hint)
+            callback(self._now())  # Look now: what was told before was not heard.
+            while not lost.is_set():
+                try:
+                    async with asyncio.timeout(CHECK_INTERVAL_S):
+                        await lost.wait()
+                except TimeoutError:
+                    await connection.execute("SELECT 1")
+        finally:
+            connection.terminate()

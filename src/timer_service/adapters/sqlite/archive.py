@@ -1,0 +1,119 @@
+"""A SQLite file that no service is using, read or written from end to end."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.adapters.sqlite.store import (
+    IS_COPY,
+    _connect,
+    _prepare,
+    _row,
+    _text,
+    _timer,
+    _translated,
+)
+from timer_service.domain.errors import CriticalError
+from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_store import TimerKey
+
+_COLUMNS: Final = (
+    "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
+    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
+)
+_READ: Final = f"""
+SELECT {_COLUMNS} FROM timer_schedules
+WHERE (tenant_id, service_call_id) > (?, ?)
+ORDER BY tenant_id, service_call_id
+LIMIT ?
+"""  # noqa: S608 - the column list is a constant
+_WRITE: Final = f"INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_LAST: Final = """
+SELECT tenant_id, service_call_id FROM timer_schedules
+ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
+"""
+_BEGIN_COPY: Final = "CREATE TABLE IF NOT EXISTS timer_copy (source TEXT NOT NULL) STRICT"
+
+
+@asynccontextmanager
+async def open_sqlite_archive(
+    path: Path, now: Callable[[], datetime], *, must_exist: bool
+) -> AsyncIterator["SqliteArchive"]:
+    """Own the file, bring its schema up to date and open it."""
+    if must_exist and not path.is_file():
+        raise CriticalError(f"there is no database at {path}: check --from")
+    path = path.resolve()
+    with sole_owner(path):
+        async with _connect(path) as connection:
+            with _translated(path):
+                await _prepare(connection, path, _text(now()))
+            yield SqliteArchive(path, connection)
+
+
+class SqliteArchive:
+    """The timers of one SQLite file."""
+
+    def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
+        self._path = path
+        self._connection = connection
+        self.name = f"sqlite:///{path}"
+
+    async def count(self) -> int:
+        """Return how many timers there are."""
+        return int((await self._fetch("SELECT count(*) FROM timer_schedules"))[0][0])
+
+    async def read(self, after: TimerKey | None, limit: int) -> list[Timer]:
+        """Return the next timers in the order of the key."""
+        return [_timer(row) for row in await self._fetch(_READ, *(after or ("", "")), limit)]
+
+    async def write(self, timers: Sequence[Timer]) -> None:
+        """Add timers in one transaction."""
+        with _translated(self._path):
+            await self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                await self._connection.executemany(_WRITE, [_row(timer) for timer in timers])
+                await self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    await self._connection.execute("ROLLBACK")
+                raise
+
+    async def last_key(self) -> TimerKey | None:
+        """Return the greatest key."""
+        found = await self._fetch(_LAST)
+        return (TenantId(found[0][0]), ServiceCallId(found[0][1])) if found else None
+
+    async def unfinished_copy_of(self) -> str | None:
+        """Return the name of the store that is being copied into this one."""
+        if not (await self._fetch(IS_COPY))[0][0]:
+            return None
+        return str((await self._fetch("SELECT max(source) FROM timer_copy"))[0][0])
+
+    async def begin_copy(self, source: str) -> None:
+        """Remember that this file is being filled."""
+        with _translated(self._path):
+            await self._connection.execute("BEGIN IMMEDIATE")
+            await self._connection.execute(_BEGIN_COPY)
+            await self._connection.execute("DELETE FROM timer_copy")
+            await self._connection.execute("INSERT INTO timer_copy VALUES (?)", (source,))
+            await self._connection.execute("COMMIT")
+
+    async def end_copy(self) -> None:
+        """Forget that: the copy is whole."""
+        with _translated(self._path):
+            await self._connection.execute("DROP TABLE timer_copy")
+
+    async def clear(self) -> None:
+        """Delete every timer."""
+        with _translated(self._path):
+            await self._connection.execute("DELETE FROM timer_schedules")
+
+    async def _fetch(self, sql: str, *parameters: Any) -> list[Any]:
+        with _translated(self._path):
+            return list(await self._connection.execute_fetchall(sql, parameters))

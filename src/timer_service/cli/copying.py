@@ -1,0 +1,52 @@
+"""Move all timers from one store to another."""
+
+import argparse
+import asyncio
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from timer_service.cli.conversation import tell
+from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, CommandFailed
+from timer_service.domain.errors import TransientError
+from timer_service.workflows.copy_timers import CopyReport, copy_timers
+
+
+def copy(options: argparse.Namespace) -> int:
+    """Copy, verify, and say what was copied."""
+    try:
+        report = asyncio.run(_copy(options))
+    except TransientError as error:
+        raise CommandFailed(EXIT_FAILED, f"{error}; run the same command again to go on") from error
+    tell(
+        options,
+        f"{report.timers} timers copied, {report.pending} of them pending; both stores read the same "
+        f"(SHA-256 {report.checksum})",
+        {"timers": report.timers, "pending": report.pending, "sha256": report.checksum},
+    )
+    return EXIT_OK
+
+
+async def _copy(options: argparse.Namespace) -> CopyReport:
+    # On stderr, and only where a person looks: stdout belongs to the result.
+    bar = Progress(
+        TextColumn("{task.description:<9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        disable=options.json or not sys.stderr.isatty(),
+        transient=True,
+    )
+    task = bar.add_task("copying")
+
+    def show(what: str, done: int, total: int) -> None:
+        bar.update(task, description=what, completed=done, total=total)
+
+    # Here, because it takes half a second that no other command has to wait for.
+    from timer_service.bootstrap import open_archives  # noqa: PLC0415
+
+    with bar:
+        async with open_archives(options.source, options.target) as (source, target):
+            return await copy_timers(source=source, target=target, restart=options.restart, progress=show)

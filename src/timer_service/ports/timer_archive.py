@@ -1,0 +1,51 @@
+"""All timers of a store, for moving them to another one."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_store import TimerKey
+
+
+class TimerArchive(Protocol):
+    """A store that no service is using, read or written from end to end.
+
+    Opening one makes sure of that: it raises StoreInUse where a service is at work.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the store is called, without any password; the same each time it is opened."""
+        ...
+
+    async def count(self) -> int:
+        """Return how many timers there are."""
+        ...
+
+    async def read(self, after: TimerKey | None, limit: int) -> Sequence[Timer]:
+        """Return the next timers in the order of tenant and id, by code point."""
+        ...
+
+    async def write(self, timers: Sequence[Timer]) -> None:
+        """Add timers in one durable transaction; none of them may be there already."""
+        ...
+
+    async def last_key(self) -> TimerKey | None:
+        """Return the greatest key, by which a copy knows how far it came."""
+        ...
+
+    async def unfinished_copy_of(self) -> str | None:
+        """Return the name of the store that is being copied into this one."""
+        ...
+
+    async def begin_copy(self, source: str) -> None:
+        """Remember, durably, that this store is being filled; until the end, no service starts on it."""
+        ...
+
+    async def end_copy(self) -> None:
+        """Forget that: the copy is whole."""
+        ...
+
+    async def clear(self) -> None:
+        """Delete every timer of an unfinished copy."""
+        ...

@@ -1,0 +1,110 @@
+"""Move all timers from one store to another, and prove that none was lost or changed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Final
+
+from timer_service.domain.errors import CriticalError
+from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.timer_archive import TimerArchive
+from timer_service.ports.timer_store import TimerKey
+
+COPY_BATCH: Final = 2_000
+
+Progress = Callable[[str, int, int], None]
+"""What is being done, how many timers are done, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What a store holds: equal for two stores that hold the same timers."""
+
+    timers: int
+    pending: int
+    checksum: str
+
+
+async def copy_timers(
+    *, source: TimerArchive, target: TimerArchive, restart: bool, progress: Progress
+) -> CopyReport:
+    """Copy in batches, each in one transaction, then read both stores again and compare them.
+
+    An interrupted copy goes on where it ended. The target counts as a copy only after the comparison.
+    """
+    await _begin(source, target, restart=restart)
+    total = await source.count()
+    done, after = await target.count(), await target.last_key()
+    progress("copying", done, total)
+    while batch := await source.read(after, COPY_BATCH):
+        await target.write(batch)
+        done, after = done + len(batch), _key(batch[-1])
+        progress("copying", done, total)
+    expected = await _examine(source, total, progress)
+    found = await _examine(target, total, progress)
+    if found != expected:
+        raise CriticalError(
+            f"{target.name} is not the same as {source.name} ({found.timers} timers, {expected.timers} "
+            "expected): the source has changed since the copy began; run it again with --restart"
+        )
+    await target.end_copy()
+    return found
+
+
+async def _begin(source: TimerArchive, target: TimerArchive, *, restart: bool) -> None:
+    if await source.unfinished_copy_of() is not None:
+        raise CriticalError(f"{source.name} is itself an unfinished copy: finish that one first")
+    unfinished = await target.unfinished_copy_of()
+    if unfinished is None:
+        if await target.count():
+            raise CriticalError(f"{target.name} holds timers already: copy into an empty store")
+        await target.begin_copy(source.name)
+    elif restart:
+        await target.clear()
+        await target.begin_copy(source.name)
+    elif unfinished != source.name:
+        raise CriticalError(
+            f"{target.name} holds an unfinished copy of {unfinished}: finish that one, or use --restart"
+        )
+
+
+async def _examine(archive: TimerArchive, total: int, progress: Progress) -> CopyReport:
+    digest = sha256()
+    timers = pending = 0
+    after: TimerKey | None = None
+    while batch := await archive.read(after, COPY_BATCH):
+        for timer in batch:
+            digest.update(_line(timer))
+            pending += timer.state is TimerState.SCHEDULED
+        timers, after = timers + len(batch), _key(batch[-1])
+        progress("verifying", timers, total)
+    return CopyReport(timers, pending, digest.hexdigest())
+
+
+def _key(timer: Timer) -> TimerKey:
+    return timer.tenant_id, timer.service_call_id
+
+
+def _line(timer: Timer) -> bytes:
+    """Return everything about a timer as one line; no value but the last can hold a tab."""
+    values = (
+        timer.tenant_id,
+        timer.service_call_id,
+        timer.state.value,
+        _shown(timer.due_at),
+        str(timer.generation),
+        _shown(timer.registered_at),
+        timer.correlation_id or "",
+        _shown(timer.reached_at),
+        _shown(timer.cancelled_at),
+        str(timer.position.stream_created_us),
+        str(timer.position.sequence),
+        timer.trace.parent if timer.trace else "",
+        timer.trace.state or "" if timer.trace else "",
+    )
+    return "\t".join(values).encode() + b"\n"
+
+
+def _shown(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat(timespec="milliseconds")

@@ -1,0 +1,240 @@
+"""Moving timers from one store to another: nothing lost, nothing changed, or nothing at all."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support.postgres import fresh_schema
+from tests.support.process import run_cli
+from tests.support.timers import at, cancel, schedule
+from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.bootstrap import open_archive, open_archives
+from timer_service.domain.errors import CriticalError, StoreFailed, StoreInUse
+from timer_service.domain.messages import Command, Trace
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_store import TimerStore
+from timer_service.workflows import copy_timers as workflow
+from timer_service.workflows.copy_timers import CopyReport, copy_timers
+
+
+@pytest.fixture
+async def postgres() -> AsyncIterator[str]:
+    async with fresh_schema() as url:
+        yield url
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'timers.db'}"
+
+
+def opened(url: str) -> AbstractAsyncContextManager[TimerStore]:
+    if url.startswith("sqlite:///"):
+        return open_sqlite_store(Path(url.removeprefix("sqlite:///")), lambda: at(0))
+    return open_postgres_store(url, lambda: at(0))
+
+
+def many(count: int = 100) -> list[Command]:
+    """Return commands that make timers of every kind."""
+    names = [f"order-{n}" for n in range(count)]
+    return [
+        *[schedule(name, n - 50, number=n + 1, tenant=f"tenant-{n % 7}") for n, name in enumerate(names)],
+        *[
+            cancel(name, number=n + 1000, tenant=f"tenant-{n % 7}")
+            for n, name in enumerate(names)
+            if n % 5 == 0
+        ],
+        cancel("tombstone", number=5000),
+        schedule("Zebra", 1, number=5001, correlation="request-1"),
+        schedule("ähnlich", 1, number=5002, stream=2**60),
+        schedule("😀", 1, number=5003),
+        replace(schedule("first", number=5004), due_at=datetime(1, 1, 1, tzinfo=UTC)),
+        replace(
+            schedule("last", number=5005), due_at=datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+        ),
+        replace(schedule("traced", 1, number=5006), trace=Trace("00-ab-cd-01", "vendor=1")),
+    ]
+
+
+async def fill(url: str, commands: Sequence[Command]) -> None:
+    async with opened(url) as store:
+        await store.apply(commands, at(0))
+        async with store.claim_due(at(0), 20) as claim:
+            await claim.mark_reached([timer.reached(at(0)) for timer in claim.timers])
+
+
+async def everything(url: str) -> list[Timer]:
+    async with open_archive(url, as_source=True) as archive:
+        return list(await archive.read(None, 100_000))
+
+
+class Interrupted(Exception):
+    """As if somebody had pulled the plug."""
+
+
+async def copy(
+    source: str, target: str, *, restart: bool = False, stop_after: int | None = None
+) -> CopyReport:
+    """Copy; where asked to, fail once so many timers are copied."""
+
+    def progress(what: str, done: int, _: int) -> None:
+        if stop_after is not None and what == "copying" and done >= stop_after:
+            raise Interrupted
+
+    async with open_archives(source, target) as (one, other):
+        return await copy_timers(source=one, target=other, restart=restart, progress=progress)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
+async def test_a_copy_holds_every_timer_as_it_was(sqlite: str, postgres: str, back: bool) -> None:
+    source, target = (postgres, sqlite) if back else (sqlite, postgres)
+    await fill(source, many())
+
+    report = await copy(source, target)
+
+    before, after = await everything(source), await everything(target)
+    assert after == before
+    assert (report.timers, report.pending) == (107, sum(timer.state.value == "Scheduled" for timer in before))
+
+
+async def test_there_and_back_again_is_the_same(sqlite: str, postgres: str, tmp_path: Path) -> None:
+    await fill(sqlite, many())
+    third = f"sqlite:///{tmp_path / 'third.db'}"
+
+    reports = [await copy(sqlite, postgres), await copy(postgres, third)]
+
+    assert reports[0] == reports[1]
+    assert await everything(third) == await everything(sqlite)
+
+
+async def test_an_empty_store_is_copied_too(sqlite: str, postgres: str) -> None:
+    await fill(sqlite, [])
+
+    assert (await copy(sqlite, postgres)).timers == 0
+
+
+async def test_what_was_pending_fires_from_the_copy(sqlite: str, postgres: str) -> None:
+    await fill(sqlite, [schedule("order-1", 60)])
+    await copy(sqlite, postgres)
+
+    async with opened(postgres) as store, store.claim_due(at(60), 10) as claim:
+        assert [timer.service_call_id for timer in claim.timers] == ["order-1"]
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
+async def test_an_interrupted_copy_goes_on_where_it_ended(
+    sqlite: str, postgres: str, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "COPY_BATCH", 10)
+    source, target = (postgres, sqlite) if back else (sqlite, postgres)
+    await fill(source, many())
+    with pytest.raises(Interrupted):
+        await copy(source, target, stop_after=40)
+    with pytest.raises(StoreFailed, match="unfinished copy"):
+        async with opened(target):
+            pass
+    seen: list[int] = []
+
+    async with open_archives(source, target) as (first, second):
+        await copy_timers(
+            source=first, target=second, restart=False, progress=lambda _, done, __: seen.append(done)
+        )
+
+    assert seen[0] == 40
+    assert await everything(target) == await everything(source)
+
+
+async def test_a_target_that_holds_timers_is_refused(sqlite: str, postgres: str) -> None:
+    await fill(sqlite, many())
+    await fill(postgres, [schedule("precious")])
+    before = await everything(postgres)
+
+    for restart in (False, True):
+        with pytest.raises(CriticalError, match="holds timers already"):
+            await copy(sqlite, postgres, restart=restart)
+
+    assert await everything(postgres) == before
+
+
+async def test_an_unfinished_copy_of_another_store_is_refused(
+    sqlite: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "COPY_BATCH", 10)
+    another = f"sqlite:///{tmp_path / 'another.db'}"
+    await fill(sqlite, many())
+    await fill(another, many())
+    with pytest.raises(Interrupted):
+        await copy(another, postgres, stop_after=10)
+
+    with pytest.raises(CriticalError, match="unfinished copy of"):
+        await copy(sqlite, postgres)
+
+    assert (await copy(sqlite, postgres, restart=True)).timers == 107
+
+
+async def test_a_source_that_changed_between_two_tries_is_noticed(
+    sqlite: str, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "COPY_BATCH", 10)
+    await fill(sqlite, many())
+    with pytest.raises(Interrupted):
+        await copy(sqlite, postgres, stop_after=40)
+    async with opened(sqlite) as store:
+        await store.apply([schedule("order-0", 999, tenant="tenant-0", number=9999)], at(1))
+
+    with pytest.raises(CriticalError, match="run it again with --restart"):
+        await copy(sqlite, postgres)
+
+    assert (await copy(sqlite, postgres, restart=True)).timers == 107
+    assert await everything(postgres) == await everything(sqlite)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["a source", "a target"])
+async def test_a_store_that_a_service_uses_is_refused(sqlite: str, postgres: str, back: bool) -> None:
+    await fill(sqlite, many(5))
+    source, target = (sqlite, postgres) if back else (postgres, sqlite + "2")
+
+    async with opened(postgres):
+        with pytest.raises(StoreInUse, match="stop every instance"):
+            await copy(source, target)
+
+
+def test_the_command_says_what_it_copied(sqlite: str, tmp_path: Path) -> None:
+    async def prepare() -> None:
+        await fill(sqlite, many())
+
+    asyncio.run(prepare())
+
+    result = run_cli(
+        "copy", "--from", sqlite, "--to", f"sqlite:///{tmp_path / 'two.db'}", "--json", cwd=tmp_path
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["timers"] == 107
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "complaint"),
+    [
+        ("sqlite:///missing.db", "sqlite:///two.db", "there is no database"),
+        ("timers.db", "sqlite:///two.db", "must be sqlite:///path or postgresql://"),
+        ("sqlite:///one.db", "sqlite:///one.db", "name the same store"),
+        ("sqlite:///missing.db", "postgresql://u:secret@localhost:1/x", "there is no database"),
+    ],
+)
+def test_a_copy_that_cannot_begin_is_one_clear_line(
+    tmp_path: Path, source: str, target: str, complaint: str
+) -> None:
+    result = run_cli("copy", "--from", source, "--to", target, cwd=tmp_path)
+
+    assert result.returncode != 0
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "secret" not in result.stderr

@@ -1,0 +1,1119 @@
+"""What only the PostgreSQL store promises: several instances, clocks that differ, faults, short searches."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.support.clock import START, ManualClock
+from tests.support.postgres import (
+    USER_WITH_PASSWORD,
+    DatabaseClock,
+    Gateway,
+    PostgresServer,
+    TransactionPooler,
+    database_clock,
+    execute,
+    fresh_database,
+    fresh_schema,
+    local_server,
+)
+from tests.support.timers import ACME, at, call, cancel, schedule, scheduled_timer
+from timer_service.adapters.postgres import connections, schema
+from timer_service.adapters.postgres import store as store_module
+from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
+from timer_service.domain.errors import (
+    InvalidConfiguration,
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+    StoreTooNew,
+    TimerServiceError,
+    TransientError,
+)
+from timer_service.domain.messages import Command
+from timer_service.domain.timer import DueTimer, Outcome, TimerState
+from timer_service.ports.timer_store import TimerQuery, TimerStore
+
+REPOSITORY = Path(__file__).parents[2]
+WAIT_S = 20.0
+NOW = at(0)
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with fresh_schema() as address:
+        yield address
+
+
+@asynccontextmanager
+async def opened(url: str, now: datetime = START, **options: Any) -> AsyncIterator[PostgresTimerStore]:
+    async with open_postgres_store(url, lambda: now, **options) as store:
+        yield store
+
+
+@asynccontextmanager
+async def group(url: str, count: int, **options: Any) -> AsyncIterator[list[PostgresTimerStore]]:
+    """Open so many instances on one database."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(opened(url, **options)) for _ in range(count)]
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresTimerStore]:
+    async with opened(url) as it:
+        yield it
+
+
+@pytest.fixture
+async def pair(url: str) -> AsyncIterator[list[PostgresTimerStore]]:
+    """Two instances on one database."""
+    async with group(url, 2) as instances:
+        yield instances
+
+
+async def query(url: str, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Look at the database as another program would."""
+    connection = await asyncpg.connect(url)
+    try:
+        return [tuple(row) for row in await connection.fetch(sql, *parameters)]
+    finally:
+        await connection.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"waited {WAIT_S} s for {what}") from None
+
+
+async def until_waiting(url: str, count: int = 1) -> None:
+    """Wait until so many sessions of this test wait for a row that another has locked."""
+
+    async def waiting() -> bool:
+        [(found,)] = await query(
+            url,
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+            " WHERE NOT granted AND application_name = 'timer-service' AND query LIKE '%timer_schedules%'",
+        )
+        return bool(found >= count)
+
+    await until(waiting, f"{count} sessions to wait for a lock")
+
+
+async def end_sessions(url: str) -> None:
+    """Let the server end every session of the service, as a restart does."""
+    await query(
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'timer-service' AND pid <> pg_backend_pid()",
+    )
+
+
+async def claimed_names(store: TimerStore, now_s: float = 0, limit: int = 100) -> list[str]:
+    async with store.claim_due(at(now_s), limit) as claim:
+        return [timer.service_call_id for timer in claim.timers]
+
+
+def due(count: int, *, tenant: str = ACME) -> list[Command]:
+    """Return so many schedules that are due, oldest first."""
+    return [schedule(f"order-{n:03}", n / 1000 - 10, tenant=tenant, number=n + 1) for n in range(count)]
+
+
+def called(command: Any) -> Any:
+    """Return the command as a call, whose sender waits for the answer."""
+    return replace(command, is_call=True)
+
+
+# Opening
+
+
+async def test_ten_instances_may_start_at_once_on_an_empty_database(url: str) -> None:
+    async def start() -> None:
+        async with opened(url):
+            pass
+
+    await asyncio.gather(*[start() for _ in range(10)])
+
+    assert await query(url, "SELECT version, name FROM timer_migrations") == [(1, "0001_timer_schedules")]
+
+
+async def test_what_was_kept_is_there_after_a_restart(url: str) -> None:
+    async with opened(url) as first:
+        await first.apply([schedule("order-1", 60, correlation="request-1"), cancel("order-2")], NOW)
+        kept = [await first.get(ACME, call(name)) for name in ("order-1", "order-2")]
+
+    async with opened(url) as second:
+        assert [await second.get(ACME, call(name)) for name in ("order-1", "order-2")] == kept
+
+
+async def test_a_newer_schema_is_refused(url: str) -> None:
+    async with opened(url):
+        pass
+    await query(url, "INSERT INTO timer_migrations (version, name) VALUES (99, '0099_from_the_future')")
+
+    with pytest.raises(StoreTooNew, match="schema version 99, this program knows 1"):
+        async with opened(url):
+            pass
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = schema.Migration(2, "0002_broken", "CREATE TABLE half_done (); SELECT 1 / 0;")
+    migrations = [*schema.load_migrations(), broken]
+    monkeypatch.setattr(schema, "load_migrations", lambda: migrations)
+
+    with pytest.raises(StoreFailed, match="division by zero"):
+        async with opened(url):
+            pass
+
+    assert await query(url, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()") == []
+
+
+async def test_the_migrations_are_numbered_without_a_gap() -> None:
+    versions = [migration.version for migration in schema.load_migrations()]
+
+    assert versions == list(range(1, len(versions) + 1))
+
+
+async def test_a_user_without_the_right_to_create_can_run_on_a_migrated_database() -> None:
+    async with fresh_database() as owner_url:
+        async with opened(owner_url):
+            pass
+        name = f"worker_of_{owner_url.rpartition('/')[2].partition('?')[0]}"
+        await execute(
+            owner_url,
+            f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON timer_schedules TO {name}",
+            f"GRANT SELECT ON timer_migrations TO {name}",
+        )
+        worker_url = re.sub(r"//[^@/]*@", f"//{name}:secret@", owner_url)
+        try:
+            async with opened(worker_url) as store:
+                outcomes = await store.apply([schedule("order-1", -1)], NOW)
+                fired = await claimed_names(store)
+        finally:
+            await execute(owner_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+    assert (outcomes, fired) == ([Outcome.SCHEDULED], ["order-1"])
+
+
+async def test_a_user_who_may_not_write_is_told_so_at_start() -> None:
+    async with fresh_database() as owner_url:
+        async with opened(owner_url):
+            pass
+        name = f"reader_of_{owner_url.rpartition('/')[2].partition('?')[0]}"
+        await execute(
+            owner_url,
+            f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
+            f"GRANT SELECT ON timer_schedules, timer_migrations TO {name}",
+        )
+        try:
+            with pytest.raises(StoreFailed, match="this user may not write"):
+                async with opened(re.sub(r"//[^@/]*@", f"//{name}:secret@", owner_url)):
+                    pass
+        finally:
+            await execute(owner_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+async def test_a_database_in_another_encoding_is_refused() -> None:
+    name = "latin_timers"
+    server = local_server().url()
+    await execute(
+        server, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    try:
+        with pytest.raises(StoreFailed, match="encoding is LATIN1"):
+            async with opened(local_server().url(name)):
+                pass
+    finally:
+        await execute(server, f"DROP DATABASE {name}")
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "text"),
+    [
+        ("{server}/no_such_database", StoreFailed, 'database "no_such_database" does not exist'),
+        ("postgresql://no_such_user@{host}/postgres", StoreFailed, 'role "no_such_user" does not exist'),
+        ("postgresql://{locked}:wrong@{host}/postgres", StoreFailed, "the password is wrong"),
+        ("postgresql://localhost:1/postgres", StoreFailed, "cannot use the database at start"),
+        ("postgresql://localhost:port/postgres", InvalidConfiguration, "TIMER_STORE_URL"),
+    ],
+)  # fmt: skip
+async def test_a_store_that_cannot_be_opened_says_why_without_the_password(
+    url: str, error: type[TimerServiceError], text: str
+) -> None:
+    server = local_server()
+    role = f"DROP ROLE IF EXISTS {USER_WITH_PASSWORD}"
+    await execute(server.url(), role, f"CREATE ROLE {USER_WITH_PASSWORD} LOGIN PASSWORD 'right'")
+    host = f"127.0.0.1:{server.port}"
+    address = url.format(server=f"postgresql://postgres@{host}", host=host, locked=USER_WITH_PASSWORD)
+
+    with pytest.raises(error, match=text) as caught:
+        async with opened(address, start_patience_s=0.1):
+            pass
+
+    assert "wrong@" not in str(caught.value)
+
+
+async def test_a_commit_waits_for_the_disk_also_where_the_database_is_set_not_to() -> None:
+    async with fresh_database(synchronous_commit="off") as url, opened(url) as store:
+        await execute(
+            url,
+            "CREATE TABLE seen (setting text)",
+            "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$",
+            "CREATE TRIGGER see AFTER INSERT OR UPDATE ON timer_schedules EXECUTE FUNCTION see()",
+        )
+
+        await store.apply([schedule("order-1", -1)], NOW)
+        await store.apply([called(schedule("order-2", 60))], NOW)
+        async with store.claim_due(NOW, 10) as claim:
+            await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
+
+        assert await query(url, "SELECT setting FROM seen") == [("on",)] * 3
+
+
+# Claims of several instances
+
+
+async def test_two_claims_at_once_share_what_is_due(pair: list[PostgresTimerStore]) -> None:
+    first, second = pair
+    await first.apply(due(10), NOW)
+
+    async with first.claim_due(NOW, 6) as one, second.claim_due(NOW, 6) as other:
+        names = [[timer.service_call_id for timer in claim.timers] for claim in (one, other)]
+
+    assert names == [[f"order-{n:03}" for n in range(6)], [f"order-{n:03}" for n in range(6, 10)]]
+
+
+async def test_under_backlog_too_claims_at_once_share_what_is_due(pair: list[PostgresTimerStore]) -> None:
+    first, second = pair
+    for tenant in ("a", "b", "c"):
+        await first.apply(due(10, tenant=tenant), NOW)
+
+    async with first.claim_due(NOW, 7) as one, second.claim_due(NOW, 7) as other:
+        keys = [{(t.tenant_id, t.service_call_id) for t in claim.timers} for claim in (one, other)]
+        tenants = [Counter(t.tenant_id for t in claim.timers) for claim in (one, other)]
+
+    assert [len(each) for each in keys] == [7, 7]
+    assert keys[0].isdisjoint(keys[1])
+    assert [sorted(each.values()) for each in tenants] == [[2, 2, 3], [2, 2, 3]]
+
+
+async def test_what_another_instance_holds_is_not_more_but_looked_for_again_soon(
+    pair: list[PostgresTimerStore],
+) -> None:
+    first, second = pair
+    await first.apply([*due(10), schedule("later", 3600, number=99)], NOW)
+
+    async with first.claim_due(NOW, 10), second.claim_due(NOW, 5) as other:
+        held = (list(other.timers), other.more, await second.next_due_at(NOW))
+    async with second.claim_due(NOW, 10) as other:
+        free = (len(other.timers), other.more, await second.next_due_at(NOW))
+
+    assert held == ([], False, NOW + timedelta(seconds=LOOK_AGAIN_S))
+    assert free == (10, False, at(3600))
+
+
+async def test_a_claim_comes_free_the_moment_its_connection_ends(
+    pair: list[PostgresTimerStore], url: str
+) -> None:
+    first, second = pair
+    await first.apply(due(3), NOW)
+
+    async with first.claim_due(NOW, 10):
+        await end_sessions(url)
+
+        async def free() -> bool:
+            with suppress(TransientError):  # The other instance's sessions were ended as well.
+                return len(await claimed_names(second)) == 3
+            return False
+
+        await until(free, "the claim to come free")
+
+
+async def test_a_claim_whose_instance_is_silent_for_too_long_comes_free(url: str) -> None:
+    async with opened(url, claim_limit_s=0.2) as silent, opened(url) as other:
+        await silent.apply(due(3), NOW)
+
+        async with silent.claim_due(NOW, 10) as claim:
+
+            async def free() -> bool:
+                return len(await claimed_names(other)) == 3
+
+            await until(free, "the claim to come free")
+            marked = await claim.mark_reached([timer.reached(at(1)) for timer in claim.timers])
+
+        assert marked == 3
+        assert await claimed_names(other) == []
+
+
+async def test_the_late_mark_of_a_lost_claim_changes_nothing(url: str) -> None:
+    async with opened(url, claim_limit_s=0.2) as silent, opened(url) as other:
+        await silent.apply(due(3), NOW)
+        async with silent.claim_due(NOW, 10) as lost:
+
+            async def taken_over() -> bool:
+                async with other.claim_due(NOW, 10) as claim:
+                    return await claim.mark_reached([t.reached(at(1)) for t in claim.timers]) == 3
+
+            await until(taken_over, "the claim to be taken over")
+            before = await other.list_timers(TimerQuery(ACME))
+
+            marked = await lost.mark_reached([timer.reached(at(2)) for timer in lost.timers])
+
+        assert marked == 0
+        assert await other.list_timers(TimerQuery(ACME)) == before
+        assert {timer.reached_at for timer in before} == {at(1)}
+
+
+async def test_a_late_mark_leaves_a_timer_that_was_rescheduled_meanwhile(url: str) -> None:
+    async with opened(url, claim_limit_s=0.2) as silent, opened(url) as other:
+        await silent.apply([schedule("order-1", -1, number=1)], NOW)
+        async with silent.claim_due(NOW, 10) as lost:
+            await other.apply([schedule("order-1", 60, number=2)], NOW)  # Waits for the end of the claim.
+
+            marked = await lost.mark_reached([timer.reached(NOW) for timer in lost.timers])
+
+        assert marked == 0
+        assert await other.get(ACME, call("order-1")) == scheduled_timer(
+            "order-1", 60, generation=2, number=2
+        )
+
+
+async def test_a_mark_whose_commit_was_answered_by_nobody_is_counted_once(url: str) -> None:
+    async with Gateway(url) as gateway, opened(gateway.url) as store:
+        await store.apply(due(5), NOW)
+
+        async with store.claim_due(NOW, 10) as claim:
+            gateway.lose_next_commit = True
+            marked = await claim.mark_reached([timer.reached(at(1)) for timer in claim.timers])
+
+        assert gateway.lose_next_commit is False
+        assert marked == 5
+        assert {timer.state for timer in await store.list_timers(TimerQuery(ACME))} == {TimerState.REACHED}
+
+
+async def test_giving_up_one_timer_of_a_claim_keeps_the_others(pair: list[PostgresTimerStore]) -> None:
+    first, second = pair
+    await first.apply(due(5), NOW)
+
+    async with first.claim_due(NOW, 10):
+        await first.apply([cancel("order-002", number=99)], NOW)
+        await second.apply([schedule("order-free", -1, number=100)], NOW)
+        free = await claimed_names(second)
+
+    assert free == ["order-free"]
+
+
+async def test_a_command_delivered_again_gives_up_nothing(pair: list[PostgresTimerStore]) -> None:
+    first, second = pair
+    await first.apply(due(5), NOW)
+
+    async with first.claim_due(NOW, 10):
+        outcomes = await first.apply(due(5), NOW) + await second.apply(due(5), NOW)
+        free = await claimed_names(second)
+
+    assert outcomes == [Outcome.SUPERSEDED] * 10
+    assert free == []
+
+
+async def test_three_instances_drain_a_backlog_and_claim_nothing_twice(url: str) -> None:
+    claimed: list[DueTimer] = []
+
+    async def drain(store: PostgresTimerStore) -> None:
+        more = True
+        while more:
+            async with store.claim_due(NOW, 50) as claim:
+                claimed.extend(claim.timers)
+                more = claim.more
+                await asyncio.sleep(0)  # As publishing does, it lets the others in.
+                await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
+
+    async with group(url, 3) as instances:
+        for tenant in ("a", "b", "c"):
+            await instances[0].apply(due(500, tenant=tenant), NOW)
+
+        await asyncio.gather(*map(drain, instances))
+
+        assert await claimed_names(instances[0]) == []
+    assert Counter((t.tenant_id, t.service_call_id) for t in claimed) == {
+        (tenant, f"order-{n:03}"): 1 for tenant in ("a", "b", "c") for n in range(500)
+    }
+
+
+# Commands through several instances
+
+
+async def test_a_reschedule_by_another_instance_waits_until_the_firing_is_decided(
+    pair: list[PostgresTimerStore], url: str
+) -> None:
+    first, second = pair
+    await first.apply([schedule("order-1", -1, number=1)], NOW)
+
+    async with first.claim_due(NOW, 10) as claim:
+        rescheduling = asyncio.ensure_future(second.apply([schedule("order-1", 60, number=2)], NOW))
+        await until_waiting(url)
+        await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
+
+    assert await rescheduling == [Outcome.ALREADY_REACHED]
+
+
+async def test_a_reschedule_by_another_instance_is_applied_where_the_firing_failed(
+    pair: list[PostgresTimerStore], url: str
+) -> None:
+    first, second = pair
+    await first.apply([schedule("order-1", -1, number=1)], NOW)
+
+    async with first.claim_due(NOW, 10):
+        rescheduling = asyncio.ensure_future(second.apply([schedule("order-1", 60, number=2)], NOW))
+        await until_waiting(url)
+
+    assert await rescheduling == [Outcome.RESCHEDULED]
+
+
+async def test_a_command_that_waits_too_long_for_a_claim_is_tried_again_later(
+    pair: list[PostgresTimerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 0.1)
+    first, second = pair
+    await first.apply([schedule("order-1", -1, number=1)], NOW)
+
+    async with first.claim_due(NOW, 10):
+        with pytest.raises(StoreBusy, match="lock timeout"):
+            await second.apply([schedule("order-1", 60, number=2)], NOW)
+
+    assert await second.apply([schedule("order-1", 60, number=2)], NOW) == [Outcome.RESCHEDULED]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_whoever_comes_first_the_newest_command_wins(
+    pair: list[PostgresTimerStore], newest_first: bool
+) -> None:
+    names = [f"order-{n:03}" for n in range(200)]
+    older: list[Command] = [schedule(name, 10, number=n + 1) for n, name in enumerate(names)]
+    # In the other direction, so that the two batches meet in the middle.
+    newer: list[Command] = [schedule(name, 20, number=n + 1000) for n, name in enumerate(reversed(names))]
+    batches = [newer, older] if newest_first else [older, newer]
+
+    await asyncio.gather(*[each.apply(batch, NOW) for each, batch in zip(pair, batches, strict=True)])
+
+    found = await pair[0].list_timers(TimerQuery(ACME, limit=1000))
+    assert [timer.due_at for timer in found] == [at(20)] * 200
+    assert {timer.position.sequence for timer in found} == set(range(1000, 1200))
+
+
+async def test_many_batches_over_the_same_timers_never_wait_for_each_other_in_a_ring(url: str) -> None:
+    names = [f"order-{n:02}" for n in range(40)]
+
+    def batch(n: int) -> list[Command]:
+        ordered = names[n % 40 :] + names[: n % 40]
+        return [schedule(name, n, number=n * 100 + m + 1) for m, name in enumerate(ordered)]
+
+    async with group(url, 4) as instances:
+        for turn in range(5):
+            await asyncio.gather(*[
+                each.apply(batch(turn * 4 + n), NOW) for n, each in enumerate(instances)
+            ])  # fmt: skip
+
+        found = await instances[0].list_timers(TimerQuery(ACME, limit=1000))
+
+    assert {timer.due_at for timer in found} == {at(19)}
+
+
+async def test_rows_are_locked_in_the_order_of_their_keys(store: PostgresTimerStore, url: str) -> None:
+    for command in reversed(due(40)):  # One by one, so that they lie in the other order.
+        await store.apply([command], NOW)
+    blocker = await asyncpg.connect(url)
+    await blocker.execute("BEGIN; SELECT FROM timer_schedules WHERE service_call_id = 'order-000' FOR UPDATE")
+
+    later: list[Command] = [schedule(f"order-{n:03}", 60, number=1000 - n) for n in range(40)]
+    applying = asyncio.ensure_future(store.apply(later, NOW))
+    await until_waiting(url)
+    [(free,)] = await query(
+        url, "SELECT count(*) FROM (SELECT FROM timer_schedules FOR UPDATE SKIP LOCKED) AS free"
+    )
+    await blocker.close()
+
+    # It waits for the first key, and has none of those behind it.
+    assert free == 39
+    assert await applying == [Outcome.RESCHEDULED] * 40
+
+
+async def test_rows_are_inserted_in_the_order_of_their_keys(store: PostgresTimerStore, url: str) -> None:
+    insert = """
+        INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+          stream_created_us, stream_sequence)
+        SELECT 'acme', 'order-' || lpad(n::text, 3, '0'), 'Scheduled', '2026-01-01T12:00:00Z', 1, now(), 1, 1
+        FROM generate_series($1::integer, $2::integer) AS n
+    """
+    blocker, other = await asyncpg.connect(url), await asyncpg.connect(url)
+    await blocker.execute("BEGIN")
+    await blocker.execute(insert, 0, 0)
+
+    applying = asyncio.ensure_future(store.apply(list(reversed(due(40))), NOW))
+    await until_waiting(url)
+    await other.execute("BEGIN; SET LOCAL lock_timeout = '1s'")
+    await other.execute(insert, 1, 39)  # Nobody has inserted any of them.
+    await other.close()
+    await blocker.close()
+
+    assert await applying == [Outcome.SCHEDULED] * 40
+
+
+async def test_a_batch_whose_commit_was_answered_by_nobody_is_not_applied_twice(url: str) -> None:
+    async with Gateway(url) as gateway, opened(gateway.url) as store:
+        gateway.lose_next_commit = True
+        with pytest.raises(StoreBusy):
+            await store.apply([schedule("order-1", 60, number=1), cancel("order-2", number=2)], NOW)
+
+        again = await store.apply([schedule("order-1", 60, number=1), cancel("order-2", number=2)], at(5))
+
+        assert again == [Outcome.SUPERSEDED] * 2
+        assert await store.get(ACME, call("order-1")) == scheduled_timer("order-1", 60)
+
+
+async def test_a_timer_purged_between_two_looks_is_scheduled_anew(
+    store: PostgresTimerStore, url: str
+) -> None:
+    await store.apply([cancel("order-1", number=1)], NOW)
+    blocker = await asyncpg.connect(url)
+    await blocker.execute("BEGIN; DELETE FROM timer_schedules")
+
+    applying = asyncio.ensure_future(store.apply([schedule("order-1", 60, number=2)], at(1)))
+    await until_waiting(url)
+    await blocker.execute("COMMIT")
+    await blocker.close()
+
+    assert await applying == [Outcome.SCHEDULED]
+    assert await store.get(ACME, call("order-1")) == scheduled_timer("order-1", 60, registered_s=1, number=2)
+
+
+# Calls
+
+
+@pytest.fixture
+async def clock() -> AsyncIterator[DatabaseClock]:
+    """A database whose clock the test sets."""
+    async with database_clock() as it:
+        await it.set(NOW)
+        yield it
+
+
+async def test_a_call_neither_changes_nor_waits_for_a_timer_that_an_instance_has_claimed(
+    clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 3600.0)
+    async with group(clock.url, 2) as (first, second), asyncio.timeout(WAIT_S):
+        await first.apply([schedule("order-1", 0, number=1)], at(-10))
+
+        async with first.claim_due(NOW, 10):
+            # By this caller's clock the timer is not due yet.
+            await clock.set(at(-10))
+            outcomes = [await each.apply([called(cancel("order-1"))], at(-5)) for each in (first, second)]
+
+        assert outcomes == [[Outcome.DUE]] * 2
+
+
+async def test_a_timer_that_was_moved_while_it_is_fired_is_open_to_calls_only_after_that(
+    pair: list[PostgresTimerStore],
+) -> None:
+    # Its event may be on the way: a caller who is told `cancelled` must not receive it afterwards.
+    first, second = pair
+    await first.apply([schedule("order-1", -1, number=1), schedule("order-2", -1, number=2)], NOW)
+    stop = [called(cancel("order-1", number=99))]
+
+    async with first.claim_due(NOW, 10):
+        await first.apply([schedule("order-1", 10**9, number=3)], NOW)
+        during = [await each.apply(stop, NOW) for each in pair]
+        await first.apply([schedule("order-2", 10**9, number=4)], NOW)
+        during += [await each.apply(stop, NOW) for each in pair]
+    after = await second.apply(stop, NOW)
+
+    assert during == [[Outcome.DUE]] * 4
+    assert after == [Outcome.CANCELLED]
+
+
+async def test_a_timer_that_is_due_by_the_database_is_due_for_every_call(clock: DatabaseClock) -> None:
+    async with opened(clock.url) as store:
+        await store.apply([schedule("order-1", 0, number=1)], at(-10))
+
+        # Another instance may have claimed it, published it, and died before it could mark it.
+        outcome = await store.apply([called(cancel("order-1"))], at(-5))
+
+        assert outcome == [Outcome.DUE]
+
+
+async def test_a_call_before_the_due_time_by_both_clocks_is_carried_out(clock: DatabaseClock) -> None:
+    async with opened(clock.url) as store:
+        await store.apply([schedule("order-1", 0, number=1)], at(-10))
+        await clock.set(at(-0.001))
+
+        outcome = await store.apply([called(cancel("order-1"))], at(-0.001))
+        await clock.set(at(99))
+
+        assert outcome == [Outcome.CANCELLED]
+        assert await claimed_names(store, now_s=99) == []
+
+
+async def test_calls_of_many_instances_for_one_timer_are_all_answered(url: str) -> None:
+    async with group(url, 3) as instances:
+
+        async def ask(store: PostgresTimerStore, n: int) -> list[Outcome]:
+            return await store.apply([called(schedule("order-1", 10**9 + n))], NOW)
+
+        answers = await asyncio.gather(*[ask(each, n) for n, each in enumerate(instances * 5)])
+
+        [timer] = await instances[0].list_timers(TimerQuery(ACME))
+    outcomes = Counter(outcome for [outcome] in answers)
+    assert outcomes[Outcome.SCHEDULED] == 1
+    # Those that met another call are asked to come again; the others moved the timer.
+    assert outcomes[Outcome.RESCHEDULED] == timer.generation - 1
+    assert outcomes.total() == 15
+
+
+# Clocks that differ
+
+
+async def test_an_instance_whose_clock_is_ahead_fires_nothing_early(clock: DatabaseClock) -> None:
+    async with opened(clock.url) as ahead:
+        await ahead.apply([schedule("order-1", 5)], NOW)
+        seen = []
+
+        for database_s in (0, 4.999, 5):
+            await clock.set(at(database_s))
+            seen.append(await claimed_names(ahead, now_s=60))
+
+        assert seen == [[], [], ["order-1"]]
+
+
+async def test_an_instance_whose_clock_is_behind_fires_nothing_before_its_own_time(
+    clock: DatabaseClock,
+) -> None:
+    async with opened(clock.url) as behind:
+        await behind.apply([schedule("order-1", 5)], NOW)
+        await clock.set(at(60))
+
+        assert [await claimed_names(behind, now_s=now_s) for now_s in (0, 4.999, 5)] == [[], [], ["order-1"]]
+
+
+async def test_an_instance_whose_clock_is_ahead_knows_when_to_look(clock: DatabaseClock) -> None:
+    async with opened(clock.url) as ahead:
+        await ahead.apply([schedule("order-1", 5, number=1), schedule("order-2", 100, number=2)], NOW)
+
+        # It is a minute ahead: what is due at 5 s by the database is due at 65 s by its own clock.
+        assert await ahead.next_due_at(at(60)) == at(65)
+
+
+async def test_what_comes_due_by_the_database_right_after_the_look_is_looked_for_at_once(
+    clock: DatabaseClock,
+) -> None:
+    async with opened(clock.url) as store:
+        await store.apply([schedule("order-1", 0)], at(-10))
+        await clock.set(at(-0.001))
+        found = await claimed_names(store, now_s=30)
+        await clock.set(at(0.002))
+
+        next_look = await store.next_due_at(at(30))
+
+        assert found == []
+        assert next_look is not None
+        assert next_look <= at(30)
+
+
+async def test_an_instance_whose_clock_is_behind_goes_by_its_own(clock: DatabaseClock) -> None:
+    async with opened(clock.url) as behind:
+        await behind.apply([schedule("order-1", 5)], NOW)
+        await clock.set(at(60))
+
+        assert await behind.next_due_at(NOW) == at(5)
+
+
+async def test_the_last_millisecond_of_all_can_come_next_on_a_clock_that_is_ahead(
+    clock: DatabaseClock,
+) -> None:
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+    async with opened(clock.url) as ahead:
+        await ahead.apply([replace(schedule("order-1"), due_at=last)], NOW)
+
+        assert await ahead.next_due_at(at(60)) == last
+
+
+@pytest.mark.parametrize("ahead_s", [-90, 0, 7.5])
+async def test_the_skew_is_measured_against_the_database(clock: DatabaseClock, ahead_s: float) -> None:
+    async with opened(clock.url, now=at(ahead_s)) as store:
+        at_start = store.skew_s
+        await clock.set(at(1))
+        await store.count(at(ahead_s))
+
+        assert (at_start, store.skew_s) == (ahead_s, ahead_s - 1)
+
+
+# Faults
+
+
+async def fail_with(url: str, code: str) -> None:
+    """Let the server refuse every write with an error of this code."""
+    await execute(
+        url,
+        "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$BEGIN RAISE EXCEPTION 'as the test asked' USING ERRCODE = '{code}'; END$$",
+        "CREATE OR REPLACE TRIGGER fail BEFORE INSERT OR UPDATE OR DELETE ON timer_schedules"
+        " FOR EACH STATEMENT EXECUTE FUNCTION fail()",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("40001", StoreBusy),
+        ("40P01", StoreBusy),
+        ("53200", StoreBusy),
+        ("53300", StoreBusy),
+        ("55P03", StoreBusy),
+        ("57014", StoreBusy),
+        ("57P01", StoreBusy),
+        ("57P03", StoreBusy),
+        ("25006", StoreBusy),
+        ("08006", StoreBusy),
+        ("53100", StoreFull),
+        ("42501", StoreFailed),
+        ("XX001", StoreFailed),
+        ("58030", StoreFailed),
+    ],
+)
+async def test_the_kind_of_a_fault_decides_whether_to_try_again(
+    store: PostgresTimerStore, url: str, code: str, error: type[TimerServiceError]
+) -> None:
+    await store.apply([schedule("order-1", -1)], NOW)
+    await fail_with(url, code)
+    commands: list[Command] = [schedule("order-2")]
+
+    with pytest.raises(error, match=f"as the test asked \\({code}\\)"):
+        await store.apply(commands, NOW)
+    async with store.claim_due(NOW, 10) as claim:
+        with pytest.raises(error):
+            await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
+    with pytest.raises(error):
+        await store.purge(NOW, 10)
+    await execute(url, "DROP TRIGGER fail ON timer_schedules")
+
+    assert await store.apply(commands, NOW) == [Outcome.SCHEDULED]
+    assert await claimed_names(store) == ["order-1"]
+
+
+async def test_the_store_recovers_by_itself_when_every_connection_was_cut(
+    store: PostgresTimerStore, url: str
+) -> None:
+    await store.apply(due(3), NOW)
+    await store.get(ACME, call("order-000"))
+
+    await end_sessions(url)
+
+    async def works() -> bool:
+        with suppress(TransientError):
+            await store.apply([schedule("after", -1, number=99)], NOW)
+            await store.count(NOW)
+            return len(await claimed_names(store)) == 4
+        return False
+
+    await until(works, "the store to recover")
+
+
+async def test_a_restart_of_the_server_is_outlived() -> None:
+    server = PostgresServer().start()
+    try:
+        async with opened(server.url()) as store:
+            await store.apply(due(3), NOW)
+            server.kill()
+            with pytest.raises(StoreBusy):
+                await store.apply([schedule("during", -1, number=98)], NOW)
+            with pytest.raises(StoreBusy):
+                await claimed_names(store)
+            server.start()
+
+            assert await store.apply([schedule("after", -1, number=99)], NOW) == [Outcome.SCHEDULED]
+            assert len(await claimed_names(store)) == 4
+    finally:
+        server.remove()
+
+
+async def test_a_mark_outlives_the_loss_of_its_claim(store: PostgresTimerStore, url: str) -> None:
+    await store.apply(due(3), NOW)
+
+    async with store.claim_due(NOW, 10) as claim:
+        await end_sessions(url)
+
+        async def marked() -> bool:
+            with suppress(TransientError):
+                return await claim.mark_reached([timer.reached(NOW) for timer in claim.timers]) == 3
+            return False
+
+        await until(marked, "the timers to be marked")
+
+
+async def test_a_replica_is_busy_and_used_again_once_it_takes_writes() -> None:
+    async with fresh_database() as url, opened(url) as store:
+        await store.apply([schedule("order-1", -1)], NOW)
+        name = url.rpartition("/")[2].partition("?")[0]
+        await execute(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        await end_sessions(url)
+
+        async def is_read_only() -> bool:
+            with suppress(StoreBusy):
+                await store.apply([schedule("order-2", 60)], NOW)
+                return False
+            return True
+
+        await until(is_read_only, "the store to be read-only")
+        with pytest.raises(StoreBusy, match="read-only"):
+            await store.apply([schedule("order-2", 60)], NOW)
+        with pytest.raises(StoreBusy, match="read-only"):
+            await claimed_names(store)
+        readable = await store.get(ACME, call("order-1"))
+        await execute(
+            url,
+            "SET default_transaction_read_only = off",
+            f"ALTER DATABASE {name} RESET default_transaction_read_only",
+        )
+
+        # No session was ended: the store itself parts with those that lead to a server without writes.
+        assert await store.apply([schedule("order-2", 60)], NOW) == [Outcome.SCHEDULED]
+        assert readable == scheduled_timer("order-1", -1)
+
+
+async def test_a_server_without_a_free_connection_is_busy() -> None:
+    async with fresh_database() as owner_url:
+        async with opened(owner_url):
+            pass
+        name = f"limited_{owner_url.rpartition('/')[2].partition('?')[0]}"
+        await execute(
+            owner_url,
+            f"CREATE ROLE {name} LOGIN PASSWORD 'secret' CONNECTION LIMIT 2",
+            f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}",
+        )
+        try:
+            async with opened(re.sub(r"//[^@/]*@", f"//{name}:secret@", owner_url)) as store:
+                await store.apply(due(3), NOW)
+                async with store.claim_due(NOW, 1):
+                    with pytest.raises(StoreBusy, match="too many connections"):
+                        await store.apply([schedule("order-9")], NOW)
+
+                assert await store.apply([schedule("order-9")], NOW) == [Outcome.SCHEDULED]
+        finally:
+            await execute(owner_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+async def test_a_store_whose_own_connections_are_all_in_use_is_busy(
+    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ACQUIRE_LIMIT_S", 0.1)
+    await store.apply(due(3), NOW)
+
+    async with AsyncExitStack() as stack:
+        for _ in range(store_module.WORK_CONNECTIONS):
+            await stack.enter_async_context(store.claim_due(NOW, 1))
+        with pytest.raises(StoreBusy, match="no answer in time"):
+            await store.purge(NOW, 1)
+        # Questions have connections of their own.
+        found = await store.list_timers(TimerQuery(ACME))
+
+    assert len(found) == 3
+    assert await store.purge(NOW, 1) == 0
+
+
+async def test_a_cancelled_look_leaves_the_connection_usable(store: PostgresTimerStore, url: str) -> None:
+    await store.apply([schedule("order-1", 60, number=1)], NOW)
+    blocker = await asyncpg.connect(url)
+    await blocker.execute("BEGIN; SELECT FROM timer_schedules FOR UPDATE")
+    for _ in range(store_module.WORK_CONNECTIONS + 1):
+        waiting = asyncio.ensure_future(store.apply([schedule("order-1", 90, number=2)], NOW))
+        await until_waiting(url)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    await blocker.close()
+
+    assert await store.apply([schedule("order-1", 90, number=2)], NOW) == [Outcome.RESCHEDULED]
+
+
+# Hints to other instances
+
+
+async def test_a_nearer_timer_is_told_to_every_instance_that_listens(url: str) -> None:
+    clock = ManualClock()
+    heard: asyncio.Queue[datetime] = asyncio.Queue()
+    async with (
+        open_postgres_store(url, clock.now) as teller,
+        open_postgres_store(url, clock.now) as listener,
+        listener.listen(heard.put_nowait),
+    ):
+        async with asyncio.timeout(WAIT_S):
+            first = await heard.get()  # Look now: the connection is new.
+            await teller.apply([schedule("order-1", 60, number=1)], NOW)
+            await teller.apply([schedule("order-2", 90, number=2)], NOW)
+            await teller.apply([called(schedule("order-3", 30, number=2))], NOW)
+            clock.step_to(at(31))
+            await teller.apply([schedule("order-4", 95, number=4)], NOW)
+            told = [await heard.get() for _ in range(3)]
+
+    assert first == START
+    assert told == [at(60), at(30), at(95)]
+
+
+async def test_a_listener_connects_again_and_asks_for_a_look(
+    url: str, store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timer_service.adapters.postgres.hints.RECONNECT_PAUSE_S", 0.01)
+    heard: asyncio.Queue[datetime] = asyncio.Queue()
+    async with store.listen(heard.put_nowait), asyncio.timeout(WAIT_S):
+        await heard.get()
+
+        await end_sessions(url)
+
+        assert await heard.get() == START
+
+
+async def test_what_others_send_on_the_channel_does_no_harm(url: str, store: PostgresTimerStore) -> None:
+    heard: asyncio.Queue[datetime] = asyncio.Queue()
+    async with store.listen(heard.put_nowait), asyncio.timeout(WAIT_S):
+        await heard.get()
+        for payload in ("", "soon", "9" * 40, "1767268860000"):
+            await query(url, "SELECT pg_notify('timer_due_' || current_schema(), $1)", payload)
+
+        assert await heard.get() == at(60)
+
+
+# Behind a pooler in transaction mode
+
+
+async def test_the_store_works_where_every_transaction_has_another_session() -> None:
+    name = "behind_a_pooler"
+    server = local_server().url()
+    await execute(server, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
+    heard: list[datetime] = []
+    async with (
+        TransactionPooler(local_server().url(name)) as pooler,
+        opened(pooler.url, statement_cache_size=0) as store,
+        store.listen(heard.append),
+    ):
+        for turn in range(3):
+            await store.apply(
+                [schedule(f"order-{n}", n - 50, number=turn * 100 + n + 1) for n in range(50)], NOW
+            )
+        await store.apply([called(cancel("order-3"))], at(-100))
+        async with store.claim_due(NOW, 20) as claim:
+            await store.apply([cancel("order-7", number=999)], NOW)
+            marked = await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
+        purged = await store.purge(at(99), 5)
+        counts = await store.count(NOW)
+        found = await store.list_timers(TimerQuery(ACME, limit=100))
+        looked_up = await store.get(ACME, call("order-49"))
+
+    assert (marked, purged, counts.pending, counts.overdue, len(found)) == (19, 5, 30, 30, 45)
+    assert looked_up is not None
+    await execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+# Short searches
+
+
+async def fill(url: str) -> None:
+    """Lay in 100,000 timers that are reached and 20,000 that wait, of a hundred tenants."""
+    await execute(
+        url,
+        """INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+             reached_at, correlation_id, stream_created_us, stream_sequence)
+           SELECT 'tenant-' || n % 100, 'order-' || n,
+             CASE WHEN n > 20000 THEN 'Reached' ELSE 'Scheduled' END,
+             timestamptz '2026-01-01T12:00:00Z' + n * interval '1 second', 1, now(),
+             CASE WHEN n > 20000 THEN timestamptz '2026-02-01T00:00:00Z' + n * interval '1 second' END,
+             'request-' || n, 1, n
+           FROM generate_series(1, 120000) AS n""",
+        "ANALYZE timer_schedules",
+    )
+
+
+_WANTED_PAGE = [
+    "tenant-1",
+    ["Scheduled", "Reached", "Cancelled"],
+    "0001-01-01T00:00:00Z",
+    "infinity",
+    "2026-01-01T12:10:00Z",
+    "",
+    50,
+]
+
+
+@pytest.fixture(scope="module")
+def filled_url() -> Iterator[str]:
+    """The address of a schema that is filled once for all plans."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        url = runner.run(stack.enter_async_context(fresh_schema()))
+
+        async def prepare() -> None:
+            async with opened(url):
+                pass
+            await fill(url)
+
+        runner.run(prepare())
+        yield url
+        runner.run(stack.aclose())
+
+
+@pytest.mark.parametrize(
+    ("sql", "parameters", "index"),
+    [
+        (store_module.PEEK, ["2026-01-01T12:01:00Z", [], [], [], 1001], "timer_schedules_due"),
+        (store_module.FIND_DUE, ["2026-01-01T12:01:00Z", [], [], [], 1000], "timer_schedules_due"),
+        (store_module.FIND_DUE_TENANTS, ["2026-01-01T12:01:00Z", []], "timer_schedules_by_tenant"),
+        (
+            store_module.FIND_DUE_IN_TURNS,
+            ["2026-01-01T12:01:00Z", [], [], ["tenant-1", "tenant-2"], 10, 1000],
+            "timer_schedules_by_tenant",
+        ),
+        (store_module.NEXT_DUE, ["2026-01-01T12:01:00Z", None], "timer_schedules_due"),
+        (store_module.LIST, _WANTED_PAGE, "timer_schedules_by_tenant"),
+        (store_module.LIST_BY_CORRELATION, [*_WANTED_PAGE, "request-101"], "timer_schedules_by_correlation"),
+        (store_module.PURGE, ["2026-02-01T06:00:00Z", 500], "timer_schedules_ended"),
+        (store_module.COUNT_OVERDUE, ["2026-01-01T12:01:00Z"], "timer_schedules_due"),
+    ],
+    ids=["peek", "find", "tenants", "turns", "next", "list", "correlation", "purge", "overdue"],
+)
+async def test_no_search_reads_the_whole_table(
+    filled_url: str, sql: str, parameters: list[Any], index: str
+) -> None:
+    connection = await asyncpg.connect(filled_url)
+    try:
+        plans = []
+        # As the driver runs it: planned for these values, and once for all values.
+        for mode in ("force_custom_plan", "force_generic_plan"):
+            await connection.execute(f"SET plan_cache_mode = {mode}")
+            transaction = connection.transaction()
+            await transaction.start()
+            lines = await connection.fetch(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {sql}", *parameters)
+            await transaction.rollback()
+            plans.append("\n".join(line[0] for line in lines))
+    finally:
+        await connection.close()
+
+    for plan in plans:
+        assert f"using {index}" in plan or f"on {index}" in plan, plan
+        assert "Seq Scan on timer_schedules" not in plan, plan
+        read = [int(n) for n in re.findall(r"rows=(\d+)", plan)]
+        assert max(read) <= 1_100, plan
