@@ -135,7 +135,7 @@ class Service:
             self._sleeps_until = None
             self._polled_at = self._clock.now()
             try:
-                report = await self._fire_batch()
+                report = await self._fire_batch(self._batch_size)
                 if report.more and not report.disconnected:
                     await self._work_off_backlog()
                     continue
@@ -153,7 +153,10 @@ class Service:
             await self._sleep_until(report.next_due_at)
 
     async def _work_off_backlog(self) -> None:
-        """Fire in several lanes: while one marks its batch, another publishes the next."""
+        """Fire in several lanes: while one marks its part of a batch, another publishes its own.
+
+        Together they have no more under way than a batch, so that a crash repeats no more.
+        """
         lanes = [asyncio.ensure_future(self._fire_while_more()) for _ in range(LANES)]
         try:
             await asyncio.wait(lanes)
@@ -167,16 +170,16 @@ class Service:
         more = True
         while more and not self._stopping.is_set():
             self._polled_at = self._clock.now()
-            report = await self._fire_batch()
+            report = await self._fire_batch(max(1, self._batch_size // LANES))
             more = report.more and not report.disconnected
 
-    async def _fire_batch(self) -> FireReport:
+    async def _fire_batch(self, limit: int) -> FireReport:
         started = time.perf_counter()
         report = await fire_due_timers(
             store=self._store,
             bus=self._bus,
             clock=self._clock,
-            limit=self._batch_size,
+            limit=limit,
             hold_back=self._hold_back,
             retry=self._retrying("mark"),
         )

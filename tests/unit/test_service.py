@@ -326,7 +326,8 @@ async def test_it_drains_without_a_sleep_while_more_is_due_than_a_batch() -> Non
     async with rig.running():
         await rig.clock.until_waits(1)
 
-    assert rig.fired() == [["order-1", "order-2"], ["order-3", "order-4"], ["order-5"]]
+    # After the first batch two lanes share it.
+    assert rig.fired() == [["order-1", "order-2"], ["order-3"], ["order-4"], ["order-5"]]
     assert rig.clock.waits == [POLL_S]
 
 
