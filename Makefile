@@ -56,6 +56,12 @@ peace: install  ## Fire TIMERS=100000 timers without a fault and count what come
 kills: install  ## Kill the real service before every write and sync of its store
 	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
 
+N ?= 1000000
+fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads them
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --inputs $(N) $(if $(RECORD),--record "make fuzz N=$(N)")
+
 format: install  ## Put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

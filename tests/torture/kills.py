@@ -35,7 +35,7 @@ class Outcome:
 
 
 async def kill_at(step: int | None, folder: Path, broker: NatsServer, prefix: str) -> Outcome:
-    """Let a service live through a first start, commands and firings, and die before one step of its store."""
+    """Let a service live through a first start, commands and firings, and die before one step of it."""
     outcome = Outcome(step)
     folder.mkdir(parents=True)
     machine = Machine(folder / "machine")
@@ -106,7 +106,7 @@ async def _all_reached(world: World) -> bool:
 async def _check(world: World, outcome: Outcome) -> None:
     """Compare with what must be, whether or not anybody died."""
     rows = {row["service_call_id"]: (row["state"], row["generation"]) for row in world.rows()}
-    expected = {call: ("Reached", 1) for call in NEAR} | {
+    expected = dict.fromkeys(NEAR, ("Reached", 1)) | {
         NEAR[0]: ("Reached", 2),
         "cancelled": ("Cancelled", 1),
         "far": ("Scheduled", 1),
