@@ -1,6 +1,7 @@
 """The counts in docs/guarantees.md: written by the commands that counted, never by hand."""
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,19 @@ def render(kept: dict[str, Counts]) -> str:
 
 def _text(count: Any) -> str:
     return f"{count:,}" if isinstance(count, int | float) else str(count)
+
+
+def record_coverage(report: Path) -> None:
+    """Keep the totals of a report of coverage.py."""
+    totals = json.loads(report.read_text("utf-8"))["totals"]
+    names = {
+        "statements": "num_statements",
+        "branches": "num_branches",
+        "branches not taken": "missing_branches",
+        "branch coverage in %": "percent_covered",
+    }
+    record("make coverage", {name: round(totals[key], 1) for name, key in names.items()})
+
+
+if __name__ == "__main__":
+    record_coverage(Path(sys.argv[1]))
