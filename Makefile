@@ -59,6 +59,20 @@ peace: install  ## Fire TIMERS=100000 timers without a fault and count what come
 kills: install  ## Kill the real service before every write and sync of its store
 	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
 
+N ?= 1000000
+fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads them
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --inputs $(N) $(if $(RECORD),--record "make fuzz N=$(N)")
+
+coverage: install  ## Measure branch coverage of domain, workflows, stores and wire; fail below 95 %
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n 2 tests/unit tests/contract tests/fuzz
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+	@$(if $(RECORD),$(BIN)/coverage json -q -o .coverage.json && \
+		$(BIN)/python -m tests.support.guarantees .coverage.json)
+
 format: install  ## Put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

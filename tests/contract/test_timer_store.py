@@ -969,3 +969,36 @@ def test_any_history_reads_as_it_does_in_memory(name: str, steps: list[_Step]) -
         assert found == await _take(MemoryTimerStore(), steps)
 
     asyncio.run(compare())
+
+
+# Counts
+
+
+async def test_the_counts_tell_what_is_pending_overdue_and_next(store: TimerStore) -> None:
+    await keep(
+        store,
+        schedule("late", -10),
+        schedule("later", -5, number=2),
+        schedule("next", 60, number=3),
+        schedule("gone", 30, number=4),
+        cancel("gone", number=5),
+    )
+
+    counts = await store.count(NOW)
+
+    assert (counts.pending, counts.overdue, counts.oldest_overdue_at, counts.next_due_at) == (
+        3,
+        2,
+        at(-10),
+        at(60),
+    )
+
+
+async def test_what_is_pending_is_counted_on_from_change_to_change(store: TimerStore) -> None:
+    before = (await store.count(NOW)).pending
+    await keep(store, schedule("order-1", -1), schedule("order-2", 60, number=2))
+    kept = (await store.count(NOW)).pending
+    await mark(store, reached("order-1", -1))
+    marked = (await store.count(NOW)).pending
+
+    assert (before, kept, marked) == (0, 2, 1)

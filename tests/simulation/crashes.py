@@ -201,13 +201,13 @@ def every_crash(steps: int) -> Iterator[CrashPoint]:
 
 
 def some_crashes(places: list[set[Place]]) -> Iterator[CrashPoint]:
-    """Yield a crash wherever the service waits at a place for the first time, and at every twentieth step."""
+    """Yield a crash wherever the service waits at a place for the first time, and at every fortieth step."""
     met: set[Place] = set()
     for step, waits_at in enumerate(places):
         if waits_at - met:
             yield CrashPoint(step, after=False, down_for=QUICK_S)
-        elif step % 20 == 0:
-            again_in = step % 90 if step % 40 == 0 else None
+        elif step % 40 == 0:
+            again_in = step % 90 if step % 80 == 0 else None
             yield CrashPoint(step, after=True, down_for=SLOW_S, again_in=again_in)
         met |= waits_at
 

@@ -1,6 +1,7 @@
 """The counts in docs/guarantees.md: written by the commands that counted, never by hand."""
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,23 @@ def render(kept: dict[str, Counts]) -> str:
 
 def _text(count: Any) -> str:
     return f"{count:,}" if isinstance(count, int | float) else str(count)
+
+
+def record_coverage(report: Path) -> None:
+    """Keep the totals of a report of coverage.py."""
+    totals = json.loads(report.read_text("utf-8"))["totals"]
+    branches, missing = totals["num_branches"], totals["missing_branches"]
+    record(
+        "make coverage",
+        {
+            "statements": totals["num_statements"],
+            "statements not run": totals["missing_lines"],
+            "branches": branches,
+            "branches not taken": missing,
+            "branch coverage in %": round(100 * (branches - missing) / branches, 1),
+        },
+    )
+
+
+if __name__ == "__main__":
+    record_coverage(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from typing import Any
 from nats.errors import Error as NatsError
 from nats.js.api import DiscardPolicy
 
-from tests.support.broker import NatsServer
+from tests.support.broker import SERVICE_LOGIN, SHIPPED_PERMISSIONS, NatsServer
 from tests.support.process import TimerServiceProcess
 from tests.torture.ledger import Findings, Ledger, read_ms, read_rows
 from tests.torture.load import COMMANDS, EVENTS, Tenants, now_ms
@@ -24,12 +24,18 @@ SETTLED_S = 60.0
 """After the last fault everything that is due has to be out within so many seconds."""
 RECOVERY_LIMIT_S = 45.0
 
-ALLOWED = '{ publish: [">"], subscribe: [">"] }'
+ALLOWED = "$SERVICE_PERMISSIONS"
+"""What the service is shipped with, and no more."""
 REVOKED = '{ publish: { allow: [">"], deny: ["timer.events.acme.>"] }, subscribe: [">"] }'
-USERS = """no_auth_user: test
+USERS = """include '{shipped}'
+no_auth_user: test
 authorization {{ users: [
   {{ user: service, password: secret, permissions: {permissions} }}
   {{ user: test, password: secret }}
+  # The broker wants every variable of the included file to be used.
+  {{ user: other, password: secret, permissions: $SERVICE_PERMISSIONS }}
+  {{ user: operator, password: secret, permissions: $OPERATOR_PERMISSIONS }}
+  {{ user: monitor, password: secret, permissions: $MONITOR_PERMISSIONS }}
 ] }}"""
 
 
@@ -41,7 +47,7 @@ class Site:
         self.random = Random(seed)
         self._folder = folder
         self._seed = seed
-        self.broker = NatsServer(folder / "broker", USERS.format(permissions=ALLOWED))
+        self.broker = NatsServer(folder / "broker", self._users(ALLOWED))
         self.machine = Machine(folder / "machine")
         self.wire = FaultyWire(self.broker.port)
         self.tenants = Tenants(self.broker.url, self.ledger, seed, longest_s)
@@ -57,8 +63,7 @@ class Site:
         self.service = TimerServiceProcess(
             self._folder / "service",
             broker_url=f"nats://127.0.0.1:{self.wire.port}",
-            broker_user="service",
-            broker_password="secret",
+            **SERVICE_LOGIN,
             db_path=self.db_path,
             ack_wait=2_000,
             log_level="warning",
@@ -66,6 +71,10 @@ class Site:
         with self.machine.around():
             self.service.start()
         await self.until(self._has_streams, "the service to make its streams")
+
+    def _users(self, permissions: str) -> str:
+        shipped = os.path.relpath(SHIPPED_PERMISSIONS, self._folder / "broker")
+        return USERS.format(shipped=shipped, permissions=permissions)
 
     async def close(self) -> None:
         await self.tenants.close()
@@ -211,10 +220,10 @@ class Site:
         return await self.tenants.waiting_commands() == 0
 
     async def revoke_permissions(self) -> float:
-        self.broker.reconfigure(USERS.format(permissions=REVOKED))
+        self.broker.reconfigure(self._users(REVOKED))
         self.broker.reload()
         await asyncio.sleep(2)
-        self.broker.reconfigure(USERS.format(permissions=ALLOWED))
+        self.broker.reconfigure(self._users(ALLOWED))
         self.broker.reload()
         return time.monotonic()
 

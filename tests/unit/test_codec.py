@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import messages
-from tests.support.timers import ACME, at, call, correlation, reached
-from timer_service.adapters.codec import Subjects, decode_command, encode_dead_letter, encode_event
+from tests.support.timers import ACME, at, call, correlation, reached, scheduled_timer
+from timer_service.adapters.codec import (
+    Subjects,
+    decode_command,
+    encode_dead_letter,
+    encode_event,
+    event_headers,
+    timer_fields,
+)
 from timer_service.domain.errors import CommandRefused, RefusalReason
-from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, TenantId
+from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, TenantId, Trace
 from timer_service.ports.event_bus import Refusal
 
 SUBJECTS = Subjects("timer")
@@ -346,3 +354,44 @@ def test_a_letter_to_a_broker_with_small_messages_still_says_what_was_wrong() ->
     assert len(written) <= 4_096
     cut = json.loads(written)
     assert (cut["reason"], cut["detail"], cut["bodyTruncated"]) == ("invalid", "broken", True)
+
+
+# What callers and subscribers see
+
+
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        (None, {}),
+        (Trace("00-a-b-01", None), {"traceparent": "00-a-b-01"}),
+        (Trace("00-a-b-01", "x=y"), {"traceparent": "00-a-b-01", "tracestate": "x=y"}),
+    ],
+)
+def test_an_event_carries_its_id_and_the_trace_of_its_command(
+    trace: Trace | None, expected: dict[str, str]
+) -> None:
+    event = replace(reached("order-1", 0), trace=trace)
+
+    assert event_headers(event, "the id") == {"Nats-Msg-Id": "the id", **expected}
+
+
+def test_an_answer_shows_a_timer_without_what_is_not_set() -> None:
+    assert timer_fields(scheduled_timer("order-1", 60, correlation="request-1")) == {
+        "tenantId": "acme",
+        "serviceCallId": "order-1",
+        "state": "Scheduled",
+        "dueAt": "2026-01-01T12:01:00.000Z",
+        "generation": 1,
+        "registeredAt": "2026-01-01T12:00:00.000Z",
+        "correlationId": "request-1",
+    }
+
+
+def test_the_api_has_its_subjects_below_the_prefix() -> None:
+    subjects = Subjects("timer")
+
+    assert (subjects.api("acme", "get"), subjects.status, subjects.clock_accept) == (
+        "timer.api.acme.get",
+        "timer.status",
+        "timer.clock.accept",
+    )

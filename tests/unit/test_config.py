@@ -7,7 +7,7 @@ from pathlib import Path
 import nkeys  # type: ignore[import-untyped]
 import pytest
 
-from timer_service.config import Settings, env_name, load_settings, unknown_variables
+from timer_service.config import Settings, env_name, load_settings, parse_duration, unknown_variables
 from timer_service.domain.errors import InvalidConfiguration
 
 
@@ -422,6 +422,11 @@ def test_known_variables_bring_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("timer_batch_size", "1")
 
     assert unknown_variables() == []
+
+
+def test_a_long_text_is_refused_as_a_duration_without_a_search() -> None:
+    with pytest.raises(ValueError, match="must be a duration"):
+        parse_duration("9" * 1_000_000)
 
 
 # Where the timers are

@@ -122,7 +122,8 @@ def _decode(
 def _read_subject(subjects: Subjects, subject: str) -> tuple[str, str]:
     allowed = f"{subjects.commands_prefix}<tenantId>.<{' or '.join(wire.COMMAND_TYPES)}>"
     tokens = subject.removeprefix(subjects.commands_prefix).split(".")
-    if len(tokens) != 2 or not wire.is_tenant_id(tokens[0]):
+    known = subject.startswith(subjects.commands_prefix) and len(tokens) == 2
+    if not known or not wire.is_tenant_id(tokens[0]):
         raise wire.WireError(
             "invalid", f"subject: must be {allowed}, with a tenantId of {wire.TENANT_RULE} (got {subject!r})"
         )

@@ -1,0 +1,81 @@
+"""A backup is a whole, verified copy, or nothing at all."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.clock import START
+from tests.support.timers import at, cancel, schedule
+from timer_service.adapters.sqlite import backup
+from timer_service.adapters.sqlite.backup import BackupReport, back_up
+from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.domain.errors import CriticalError
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> Path:
+    path = tmp_path / "timers.db"
+    async with open_sqlite_store(path, lambda: START) as store:
+        await store.apply([schedule("order-1"), schedule("order-2", number=2)], at(0))
+        await store.apply([cancel("order-2", number=3)], at(0))
+    return path
+
+
+def test_a_copy_holds_every_timer_and_is_one_plain_file(database: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy.db"
+
+    report = back_up(database, target)
+
+    with closing(sqlite3.connect(target)) as link:
+        rows = link.execute("SELECT service_call_id, state FROM timer_schedules ORDER BY 1").fetchall()
+    assert rows == [("order-1", "Scheduled"), ("order-2", "Cancelled")]
+    assert report == BackupReport(2, 1, target.stat().st_size)
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
+
+
+def test_a_copy_never_replaces_a_file(database: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy.db"
+    target.write_text("mine")
+
+    with pytest.raises(CriticalError, match="exists already"):
+        back_up(database, target)
+    assert target.read_text() == "mine"
+
+
+def test_without_a_database_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(CriticalError, match="there is no database"):
+        back_up(tmp_path / "none.db", tmp_path / "copy.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_cannot_be_written_leaves_nothing(database: Path, tmp_path: Path) -> None:
+    with pytest.raises(CriticalError, match="failed"):
+        back_up(database, tmp_path / "no folder" / "copy.db")
+    assert sorted(path.name for path in tmp_path.glob("*.unfinished")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("DELETE FROM timer_schedules WHERE state = 'Cancelled'", "holds 1 timers, the source 2"),
+        ("PRAGMA writable_schema = ON; UPDATE sqlite_schema SET rootpage = 3 WHERE rootpage = 4", "damaged"),
+    ],
+)
+def test_a_copy_that_differs_from_its_source_is_not_kept(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, complaint: str
+) -> None:
+    copy = backup._copy
+
+    def copy_and_spoil(source: Path, target: Path) -> tuple[int, int]:
+        expected = copy(source, target)
+        with closing(sqlite3.connect(target)) as link:
+            link.executescript(change)
+        return expected
+
+    monkeypatch.setattr(backup, "_copy", copy_and_spoil)
+
+    with pytest.raises(CriticalError, match=complaint):
+        back_up(database, tmp_path / "copy.db")
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == []

@@ -1,0 +1,45 @@
+"""Whatever strangers send is read or refused, and quickly; `make fuzz` feeds millions of inputs."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz import corpus
+from tests.fuzz.hostile import hostile
+from tests.fuzz.limits import TooSlow, Watch
+from tests.fuzz.targets import TARGETS
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_fuzzing_has_found_worth_keeping_is_read_or_refused(target: str) -> None:
+    kept = corpus.load(target)
+
+    for data in kept:
+        Watch(TARGETS[target]).feed(data)
+
+    assert len(kept) > 10
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nearly_valid_inputs_are_read_or_refused(target: str) -> None:
+    random = Random(target)
+
+    for _ in range(1_000):
+        Watch(TARGETS[target]).feed(hostile(random, target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.one_of(st.binary(max_size=300), st.text(max_size=100).map(str.encode)))
+def test_any_bytes_are_read_or_refused(target: str, data: bytes) -> None:
+    Watch(TARGETS[target]).feed(data)
+
+
+def test_a_slow_input_does_not_pass() -> None:
+    def slow(data: bytes) -> None:
+        sum(range(5_000_000))
+
+    with pytest.raises(TooSlow):
+        Watch(slow).feed(b"")
