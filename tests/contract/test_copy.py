@@ -15,11 +15,11 @@ from tests.support.process import run_cli
 from tests.support.timers import at, cancel, schedule
 from timer_service.adapters.postgres.store import open_postgres_store
 from timer_service.adapters.sqlite.store import open_sqlite_store
-from timer_service.bootstrap import open_archive, open_archives
 from timer_service.domain.errors import CriticalError, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, Trace
 from timer_service.domain.timer import Timer
 from timer_service.ports.timer_store import TimerStore
+from timer_service.stores import open_archive, open_archives
 from timer_service.workflows import copy_timers as workflow
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 

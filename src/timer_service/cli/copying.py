@@ -45,7 +45,7 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         bar.update(task, description=what, completed=done, total=total)
 
     # Here, because it takes half a second that no other command has to wait for.
-    from timer_service.bootstrap import open_archives  # noqa: PLC0415
+    from timer_service.stores import open_archives  # noqa: PLC0415
 
     with bar:
         async with open_archives(options.source, options.target) as (source, target):
