@@ -220,6 +220,17 @@ def test_the_command_says_what_it_copied(sqlite: str, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["timers"] == 107
 
 
+def test_a_target_that_is_no_file_is_one_clear_line(sqlite: str, tmp_path: Path) -> None:
+    asyncio.run(fill(sqlite, many(5)))
+    (tmp_path / "folder").mkdir()
+
+    result = run_cli("copy", "--from", sqlite, "--to", "sqlite:///folder", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "unable to open database file" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("source", "target", "complaint"),
     [
