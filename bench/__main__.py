@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.harness import NotMeasured
 from bench.limits import Limits
-from bench.peers import apscheduler_jobs, nats_schedules, plain_poller
+from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
 from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
 from bench.report import Figure, as_json, table
@@ -34,6 +34,7 @@ PEERS: Final[dict[str, Measure]] = {
     "nats": nats_schedules.measure,
     "poller": plain_poller.measure,
     "apscheduler": apscheduler_jobs.measure,
+    "postgres": postgres_queues.measure,
 }
 DEFAULT_PEERS: Final = ("nats", "poller")
 

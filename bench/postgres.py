@@ -152,6 +152,7 @@ def fill(url: str, lot: Iterable[rows.Row]) -> None:
             "timer_schedules", records=map(record, lot), columns=COLUMNS, timeout=600
         )
         await link.execute("VACUUM ANALYZE timer_schedules", timeout=600)
+        await link.execute("CHECKPOINT", timeout=600)  # What the loading left to write is not the service's.
 
     run(url, copy)
 

@@ -15,11 +15,11 @@ from tests.support.process import run_cli
 from tests.support.timers import at, cancel, schedule
 from timer_service.adapters.postgres.store import open_postgres_store
 from timer_service.adapters.sqlite.store import open_sqlite_store
-from timer_service.bootstrap import open_archive, open_archives
 from timer_service.domain.errors import CriticalError, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, Trace
 from timer_service.domain.timer import Timer
 from timer_service.ports.timer_store import TimerStore
+from timer_service.stores import open_archive, open_archives
 from timer_service.workflows import copy_timers as workflow
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
@@ -218,6 +218,17 @@ def test_the_command_says_what_it_copied(sqlite: str, tmp_path: Path) -> None:
 
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout)["timers"] == 107
+
+
+def test_a_target_that_is_no_file_is_one_clear_line(sqlite: str, tmp_path: Path) -> None:
+    asyncio.run(fill(sqlite, many(5)))
+    (tmp_path / "folder").mkdir()
+
+    result = run_cli("copy", "--from", sqlite, "--to", "sqlite:///folder", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "unable to open database file" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ import argparse
 import asyncio
 import sys
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from timer_service.cli.conversation import tell
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, CommandFailed
 from timer_service.domain.errors import TransientError
@@ -29,6 +26,18 @@ def copy(options: argparse.Namespace) -> int:
 
 
 async def _copy(options: argparse.Namespace) -> CopyReport:
+    # Here, because they take time that no other command has to wait for.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from timer_service.stores import open_archives  # noqa: PLC0415
+
     # On stderr, and only where a person looks: stdout belongs to the result.
     bar = Progress(
         TextColumn("{task.description:<9}"),
@@ -43,9 +52,6 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
 
     def show(what: str, done: int, total: int) -> None:
         bar.update(task, description=what, completed=done, total=total)
-
-    # Here, because it takes half a second that no other command has to wait for.
-    from timer_service.bootstrap import open_archives  # noqa: PLC0415
 
     with bar:
         async with open_archives(options.source, options.target) as (source, target):

@@ -1,5 +1,6 @@
 """A SQLite file that no service is using, read or written from end to end."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -17,6 +18,7 @@ from timer_service.adapters.sqlite.store import (
     _text,
     _timer,
     _translated,
+    _uri,
 )
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId
@@ -50,6 +52,9 @@ async def open_sqlite_archive(
         raise CriticalError(f"there is no database at {path}: check --from")
     path = path.resolve()
     with sole_owner(path):
+        with _translated(path):
+            # Here and not on aiosqlite's thread, which a failing connect would leave behind.
+            sqlite3.connect(_uri(path), uri=True).close()
         async with _connect(path) as connection:
             with _translated(path):
                 await _prepare(connection, path, _text(now()))
