@@ -96,7 +96,7 @@ def _fire(command: ScheduleTimer) -> None:
         command.trace,
     )
     identity = firing_id(command.tenant_id, command.service_call_id, 1, command.due_at)
-    read = wire.read_envelope(codec.encode_event(event, identity))
+    read = wire.read_envelope(codec.encode_event(event, str(identity)))
     payload = wire.read_payload(read)
     assert (read.id, read.correlation_id) == (str(identity), command.correlation_id)
     assert isinstance(payload, wire.DueTimeReachedPayload)

@@ -246,6 +246,7 @@ NEVER_WAITS = {
     ("bootstrap.py", "serving(app"): "the simulation has no HTTP",
     ("service.py", "self._store.count(now)"): "asked for over HTTP, which the simulation does not have",
     ("bootstrap.py", "bus.running(calls)"): "starts a task and waits for nothing",
+    ("bootstrap.py", "listen(service.wake_for)"): "starts a task on PostgreSQL and nothing on SQLite",
 }
 """Places at which nobody can be killed, each with the reason."""
 
