@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from timer_service.adapters.http.server import create_app, serving
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.calls import Calls
@@ -44,6 +43,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             facts=lambda: {"broker": bus.server, "problems": service.health().problems},
         )
         if settings.http_port:
+            # Here, because to load FastAPI takes a quarter of the whole start.
+            from timer_service.adapters.http.server import create_app, serving  # noqa: PLC0415
+
             app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
             await stack.enter_async_context(serving(app, settings.http_host, settings.http_port))
         await stack.enter_async_context(bus.running(calls))
