@@ -156,16 +156,20 @@ _SIZING_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
         ("batches/100 a batch: ingest of 30,000", "batches/100 a batch: burst of 30,000"),
     ),
     (
-        "300: the same",
-        ("batches/300 a batch: ingest of 30,000", "batches/300 a batch: burst of 30,000"),
+        "500: the same",
+        ("batches/500 a batch: ingest of 30,000", "batches/500 a batch: burst of 30,000"),
     ),
     (
-        "1,000, the default: the same",
+        "1,000: the same",
         ("batches/1,000 a batch: ingest of 30,000", "batches/1,000 a batch: burst of 30,000"),
     ),
     (
-        "3,000: the same",
-        ("batches/3,000 a batch: ingest of 30,000", "batches/3,000 a batch: burst of 30,000"),
+        "2,000, the default: the same",
+        ("batches/2,000 a batch: ingest of 30,000", "batches/2,000 a batch: burst of 30,000"),
+    ),
+    (
+        "4,000: the same",
+        ("batches/4,000 a batch: ingest of 30,000", "batches/4,000 a batch: burst of 30,000"),
     ),
 ]
 

@@ -30,7 +30,7 @@ from timer_service.domain.messages import (
 )
 
 BATCH: Final = 1_000
-"""As the service's TIMER_BATCH_SIZE is by default."""
+"""As many as a lane of the service handles by default."""
 LEAD_S: Final = 2.0
 SETTLE_TIMEOUT_S: Final = 30.0
 

@@ -13,7 +13,7 @@ class Plan:
     ingest: tuple[int, ...] = (20_000, 200_000)
     burst: tuple[int, ...] = (20_000, 100_000)
     batch_count: int = 30_000
-    batch_sizes: tuple[int, ...] = (100, 300, 3_000)
+    batch_sizes: tuple[int, ...] = (100, 500, 1_000, 4_000)
     """Beside the default."""
     rates: tuple[int, ...] = (500, 2_000)
     steady_s: float = 15.0

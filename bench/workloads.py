@@ -28,6 +28,7 @@ from bench.report import Figure, Goal, median, percentile
 
 LARGE: Final = 100_000
 FAR_S: Final = 86_400
+DEFAULT_BATCH: Final = 2_000
 SAMPLE_S: Final = 0.02
 DRAIN_TIMEOUT_S: Final = 180.0
 BURST_LEAD_S: Final = 5.0
@@ -156,7 +157,7 @@ def _burst(bench: Bench, count: int, batch_size: int | None = None) -> tuple[flo
 
 def measure_batches(bench: Bench) -> Iterator[Figure]:
     """Measure what TIMER_BATCH_SIZE does, in turns; the default is the limit of the others."""
-    default, count = limits.BATCH, bench.plan.batch_count
+    default, count = DEFAULT_BATCH, bench.plan.batch_count
     ingest, burst = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
     for _ in range(bench.plan.repeats):
         for size in (default, *bench.plan.batch_sizes):

@@ -126,7 +126,7 @@ class Settings(BaseSettings):
         le=3_600_000,
     )
     batch_size: int = _setting(
-        1_000,
+        2_000,
         "How many commands or timers are handled in one transaction at the most",
         "a whole number from 1 to 10000",
         ge=1,

@@ -38,7 +38,7 @@ def complaint(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
 def test_every_setting_has_a_default_or_is_unset() -> None:
     assert load_settings().shown() == {
         "TIMER_POLLING_INTERVAL": "5000",
-        "TIMER_BATCH_SIZE": "1000",
+        "TIMER_BATCH_SIZE": "2000",
         "TIMER_PRECISE_WAKEUP": "true",
         "TIMER_MAX_CLOCK_STEP": "1h",
         "TIMER_DB_PATH": "event_service.db",
