@@ -1,6 +1,7 @@
 """What only the SQLite store promises: durability, one owner, a schema that holds, short searches."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import re
@@ -695,6 +696,25 @@ async def test_a_batch_that_is_cut_off_is_kept_whole_or_not_at_all(store: Sqlite
 
     assert set(kept) <= {0, 49}
     assert await store.apply([schedule("order-1")], at(0)) == [Outcome.SCHEDULED]
+
+
+async def test_a_lock_that_cannot_be_written_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+
+    with pytest.raises(StoreFailed, match=r"cannot write beside .*No space left on device"):
+        async with opened(path):
+            pass
+
+
+async def test_a_log_that_is_not_there_counts_as_empty(path: Path) -> None:
+    async with opened(path) as store:
+        path.with_name(path.name + "-wal").unlink()
+        counts = await store.count(at(0))
+
+    assert counts.log_bytes == 0
 
 
 # A call and a firing exclude each other

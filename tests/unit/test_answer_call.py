@@ -79,6 +79,7 @@ async def test_a_call_is_not_answered_while_the_broker_is_away() -> None:
 
     with pytest.raises(BusUnavailable):
         await desk.answer(cancel("order-1"))
+    assert desk.bus.problem == "the broker is away"
 
 
 async def test_a_call_is_made_again_where_its_timer_was_purged_before_the_answer(

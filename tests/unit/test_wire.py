@@ -652,3 +652,34 @@ def test_a_command_without_a_due_time_is_written_as_a_cancel() -> None:
         "aggregateId": "order-42",
         "payload": {"_tag": "CancelTimer", "tenantId": "acme", "serviceCallId": "order-42"},
     }
+
+
+# Traces, schemas and answers
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (None, None),
+        ({"tracestate": "a=b"}, None),
+        ({"traceparent": "00-nonsense-01"}, None),
+        ({"traceparent": PARENT}, (PARENT, None)),
+        ({"Traceparent": PARENT, "Tracestate": "a=b"}, (PARENT, "a=b")),
+        ({"traceparent": PARENT, "tracestate": "x" * 513}, (PARENT, None)),
+        ({"traceparent": PARENT, "tracestate": "a=\n"}, (PARENT, None)),
+    ],
+)
+def test_a_trace_that_breaks_its_rules_counts_as_absent(
+    headers: dict[str, str] | None, expected: tuple[str, str | None] | None
+) -> None:
+    assert wire.read_trace(headers) == expected
+
+
+def test_a_schema_names_what_a_call_must_have() -> None:
+    assert json.loads(wire.json_schema(wire.ScheduleCall))["required"] == ["serviceCallId", "dueAt"]
+
+
+def test_an_answer_is_written_as_short_as_it_can_be() -> None:
+    assert wire.write_json({"timers": ["☃"], "cursor": None}) == '{"timers":["☃"],"cursor":null}'.encode()
