@@ -95,7 +95,9 @@ def parse_duration(text: str) -> timedelta:
     """Read a duration such as 10s, 1h30m or 500ms; raise ValueError otherwise."""
     # Bounded, because the search takes the square of the length.
     if len(text) > _LONGEST_DURATION:
-        raise ValueError(f"must be a duration such as 10s, 1h30m or 500ms; {len(text)} characters are too long")
+        raise ValueError(
+            f"must be a duration such as 10s, 1h30m or 500ms; {len(text)} characters are too long"
+        )
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"must be a duration such as 10s, 1h30m or 500ms (got {text!r})")
