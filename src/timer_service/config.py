@@ -93,11 +93,8 @@ def _retention(text: str) -> str:
 
 def parse_duration(text: str) -> timedelta:
     """Read a duration such as 10s, 1h30m or 500ms; raise ValueError otherwise."""
-    # Bounded, because the search takes the square of the length.
-    if len(text) > _LONGEST_DURATION:
-        raise ValueError(
-            f"must be a duration such as 10s, 1h30m or 500ms; {len(text)} characters are too long"
-        )
+    if len(text) > _LONGEST_DURATION:  # The search below takes the square of the length.
+        raise ValueError(f"is too long a duration (got {text[:_LONGEST_DURATION]!r}…)")
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"must be a duration such as 10s, 1h30m or 500ms (got {text!r})")
