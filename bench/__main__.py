@@ -15,7 +15,7 @@ from bench.limits import Limits
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
 from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
-from bench.report import Figure, as_json, table
+from bench.report import Figure, as_json, table, updated
 from bench.scale import measure_polls, measure_scale
 from bench.workloads import (
     Bench,
@@ -90,7 +90,10 @@ def main() -> int:
         "load_before": os.getloadavg()[2],
     }
     if options.json:
-        options.json.write_text(json.dumps(as_json(figures, run), indent=1) + "\n")
+        results = as_json(figures, run)
+        if options.update and options.json.exists():
+            results = updated(json.loads(options.json.read_text("utf-8")), results)
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0 if {figure.part for figure in figures} == set(parts) else 1
 
 
@@ -118,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         "--peers", type=_names(PEERS), default=DEFAULT_PEERS, help=f"some of {','.join(PEERS)} (nats,poller)"
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--update", action="store_true", help="keep what the file has of other parts")
     parser.add_argument("--log-level", default="warning", help="of the service (%(default)s)")
     parser.add_argument(
         "--dir", type=Path, default=Path("build"), help="on a real disk, not in memory (%(default)s)"

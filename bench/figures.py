@@ -1,4 +1,4 @@
-"""Write the benchmark's figures into README.md and docs/operations.md: `python -m bench.figures`.
+"""Write the benchmark's figures into README.md and docs/: `python -m bench.figures`.
 
 Numbers in the documents are never typed: a test fails where they differ from bench/results/latest.json.
 """
@@ -13,6 +13,7 @@ from bench.report import shown
 ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
+POSTGRESQL: Final = ROOT / "docs" / "postgresql.md"
 LATEST: Final = ROOT / "bench" / "results" / "latest.json"
 BEGIN: Final = "<!-- bench:begin -->"
 END: Final = "<!-- bench:end -->"
@@ -127,6 +128,45 @@ def render_sizing(results: Results) -> str:
     return "\n".join(lines)
 
 
+def render_postgres(results: Results) -> str:
+    """Return the figures of PostgreSQL beside SQLite, as Markdown."""
+    values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+    machine = results["machine"]
+    lines = [
+        "| | commands a second, backlog of 20,000 | timers a second, 20,000 due at one instant |",
+        "|---|---|---|",
+        *(
+            f"| {what} | {_cell(values, (one,))} | {_cell(values, (other,))} |"
+            for what, one, other in _STORE_ROWS
+        ),
+        "",
+        f"Instances, database, broker, load and listener shared {machine['cpus']} cores ({machine['cpu']}).",
+        "The two queues insert jobs in bulk, without a broker, and run them without an event.",
+    ]
+    return "\n".join(lines)
+
+
+_STORE_ROWS: Final[list[tuple[str, str, str]]] = [
+    ("SQLite", "ingest/backlog of 20,000", "burst/20,000 at one instant"),
+    *(
+        (
+            f"PostgreSQL, {count}",
+            f"postgres/{count}: backlog of 20,000 commands",
+            f"postgres/{count}: 20,000 at one instant",
+        )
+        for count in ("1 instance", "2 instances", "3 instances")
+    ),
+    *(
+        (
+            f"{queue} on the same PostgreSQL, {count} jobs",
+            f"peers/{queue} on PostgreSQL: bulk insert of {count}",
+            f"peers/{queue} on PostgreSQL: {count} due at once",
+        )
+        for queue, count in (("pgqueuer", "20,000"), ("procrastinate", "2,000"))
+    ),
+]
+
+
 _SIZING_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
     ("commands taken a second, out of a backlog of 200,000", ("ingest/backlog of 200,000",)),
     ("timers fired a second, 100,000 due at one instant", ("burst/100,000 at one instant",)),
@@ -190,10 +230,15 @@ def _cell(values: Values, names: tuple[str, ...]) -> str:
     return " / ".join(shown(figure["value"], figure["unit"]) for figure in found) or "—"
 
 
+DOCUMENTS: Final = {README: render, OPERATIONS: render_sizing, POSTGRESQL: render_postgres}
+"""Each document with what stands between its markers."""
+
+
 def main() -> None:
     """Bring the documents up to date."""
     results = json.loads(LATEST.read_text("utf-8"))
-    for path, rendered in ((README, render(results)), (OPERATIONS, render_sizing(results))):
+    for path, render_part in DOCUMENTS.items():
+        rendered = render_part(results)
         path.write_text(insert(path.read_text("utf-8"), rendered), "utf-8")
 
 

@@ -278,7 +278,7 @@ def rig(
     broker = Broker(folder / "broker")
     db_path = folder / "timers.db"
     if database is not None:
-        shutil.copyfile(database, db_path)
+        _copy_to_disk(database, db_path)
     service = TimerService(folder, broker, db_path, log_level, batch_size)
     try:
         yield Rig(folder, broker, service)
@@ -286,6 +286,13 @@ def rig(
         service.stop()
         broker.stop()
         shutil.rmtree(folder)
+
+
+def _copy_to_disk(source: Path, target: Path) -> None:
+    """Copy a file and wait until it is written: the service's own syncs would otherwise wait for it."""
+    shutil.copyfile(source, target)
+    with target.open("rb+") as copy:
+        os.fsync(copy.fileno())
 
 
 @contextlib.contextmanager

@@ -119,6 +119,17 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([*left, *right]).rstrip()
 
 
+def updated(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """Return the newer results, with those of the older whose part was not measured again."""
+    again = {figure["part"] for figure in newer["figures"]}
+    kept = [figure for figure in older["figures"] if figure["part"] not in again]
+    return {
+        "machine": newer["machine"],
+        "run": {**older["run"], "updated": newer["run"]},
+        "figures": [*newer["figures"], *kept],
+    }
+
+
 def as_json(figures: Sequence[Figure], run: dict[str, Any]) -> dict[str, Any]:
     """Return everything a reader needs to judge the figures."""
     return {

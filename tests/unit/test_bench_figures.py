@@ -6,7 +6,7 @@ import re
 import pytest
 from bench import figures
 from bench.__main__ import PARTS
-from bench.report import Figure, Goal, percentile, shown, table
+from bench.report import Figure, Goal, percentile, shown, table, updated
 
 AT_LEAST_HALF = Goal(0.5, 0.8, of="ratio", at_least=True)
 AT_MOST_50 = Goal(50, 10)
@@ -14,11 +14,11 @@ BOUNDS = ["≥ 0.5 ×", "≥ 0.8 ×"]
 
 
 def test_the_documents_show_the_latest_results() -> None:
-    readme, operations = figures.README.read_text("utf-8"), figures.OPERATIONS.read_text("utf-8")
     results = json.loads(figures.LATEST.read_text("utf-8"))
 
-    assert readme == figures.insert(readme, figures.render(results))
-    assert operations == figures.insert(operations, figures.render_sizing(results))
+    for path, render in figures.DOCUMENTS.items():
+        text = path.read_text("utf-8")
+        assert text == figures.insert(text, render(results))
 
 
 def test_the_latest_results_are_a_whole_run() -> None:
@@ -32,11 +32,9 @@ def test_the_latest_results_are_a_whole_run() -> None:
 def test_every_row_of_the_documents_was_measured() -> None:
     results = json.loads(figures.LATEST.read_text("utf-8"))
 
-    text = f"{figures.render(results)}\n{figures.render_sizing(results)}"
+    lines = [line for render in figures.DOCUMENTS.values() for line in render(results).splitlines()]
 
-    assert [
-        line for line in text.splitlines() if line.startswith("| ") and line.split("|")[2].strip() == "—"
-    ] == []
+    assert [line for line in lines if line.startswith("| ") and line.split("|")[2].strip() == "—"] == []
 
 
 def test_inserting_replaces_only_what_stands_between_the_markers() -> None:
@@ -119,3 +117,22 @@ def test_the_table_shows_each_figure_beside_its_limit_and_its_goals() -> None:
         ["limits", "client publishes", "20,000 /s"],
         ["burst", "all at once", "11,000 /s", "20,000 /s client publishes", "0.55", *BOUNDS, "must"],
     ]
+
+
+def test_a_part_that_is_measured_again_replaces_the_older_one_and_leaves_the_others() -> None:
+    older = {
+        "run": {"plan": "full"},
+        "machine": {"at": "then"},
+        "figures": [_figure("scale", 1), _figure("both", 1)],
+    }
+    newer = {"run": {"plan": "full"}, "machine": {"at": "now"}, "figures": [_figure("scale", 2)]}
+
+    assert updated(older, newer) == {
+        "run": {"plan": "full", "updated": {"plan": "full"}},
+        "machine": {"at": "now"},
+        "figures": [_figure("scale", 2), _figure("both", 1)],
+    }
+
+
+def _figure(part: str, value: float) -> dict[str, object]:
+    return {"part": part, "name": "p50", "value": value}

@@ -47,6 +47,8 @@ from timer_service.ports.timer_store import (
 BUSY_TIMEOUT_MS: Final = 5_000
 CACHE_KIB: Final = 16_384
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+CHECKPOINT_PAGES: Final = 8_000
+"""32 MiB of log before it is moved into the file: a page that many transactions change is then moved once."""
 VACUUM_PAGES: Final = 256
 """How much freed space one purge gives back to the file system at the most: 1 MiB."""
 OLDEST_SQLITE: Final = (3, 38, 0)
@@ -453,6 +455,7 @@ async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
     await writer.execute("PRAGMA synchronous = FULL")
     await writer.execute("PRAGMA foreign_keys = ON")
     await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+    await writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     await migrate(writer, path, now)
     await _write_once(writer)
 
