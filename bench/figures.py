@@ -35,9 +35,13 @@ def insert(text: str, figures: str) -> str:
     return f"{before}{BEGIN}\n{figures}\n{END}{after}"
 
 
+def _by_name(results: Results) -> Values:
+    return {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+
+
 def render(results: Results) -> str:
     """Return the figures that the README shows, as Markdown."""
-    values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+    values = _by_name(results)
     lines = [
         "| | timer-service | NATS `@at` | NATS `@at`, fsynced | 5 s poller |",
         "|---|---|---|---|---|",
@@ -115,7 +119,7 @@ _OWN_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
 
 def render_sizing(results: Results) -> str:
     """Return the figures by which an operator sizes a machine, as Markdown."""
-    values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+    values = _by_name(results)
     machine = results["machine"]
     lines = [
         "| what | measured |",
@@ -130,7 +134,7 @@ def render_sizing(results: Results) -> str:
 
 def render_postgres(results: Results) -> str:
     """Return the figures of PostgreSQL beside SQLite, as Markdown."""
-    values: Values = {f"{figure['part']}/{figure['name']}": figure for figure in results["figures"]}
+    values = _by_name(results)
     machine = results["machine"]
     lines = [
         "| | commands a second, backlog of 20,000 | timers a second, 20,000 due at one instant |",

@@ -19,10 +19,14 @@ class Wire:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
-        """Drop every connection."""
+        """Drop every connection and take no other."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        await self.reset()
+
+    async def reset(self) -> None:
+        """Drop every connection; the next one is welcome."""
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -35,7 +39,9 @@ class Wire:
         to_broker: asyncio.StreamWriter | None = None
         try:
             from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self._target_port)
-            await asyncio.gather(_pump(reader, to_broker), _pump(from_broker, writer))
+            await asyncio.gather(
+                self._pump(reader, to_broker), self._pump(from_broker, writer, is_reply=True)
+            )
         except (OSError, asyncio.CancelledError):
             pass  # Cut, or one side has gone: the other side is closed below.
         finally:
@@ -45,9 +51,11 @@ class Wire:
                     with contextlib.suppress(OSError, asyncio.CancelledError):
                         await end.wait_closed()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65_536):
-        writer.write(data)
-        await writer.drain()
-    raise ConnectionResetError("one side has gone")
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reply: bool = False
+    ) -> None:
+        """Pass on what comes in; a wire with faults treats the broker's replies in its own way."""
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError("one side has gone")

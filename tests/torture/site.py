@@ -58,7 +58,7 @@ class Site:
 
     async def open(self) -> None:
         await asyncio.to_thread(self.broker.start)
-        await self.wire.open()
+        await self.wire.mend()
         await self.tenants.open()
         self.service = TimerServiceProcess(
             self._folder / "service",
@@ -79,7 +79,7 @@ class Site:
     async def close(self) -> None:
         await self.tenants.close()
         self.service.close()
-        await self.wire.part()
+        await self.wire.cut()
         self.broker.kill()
 
     async def until(
@@ -139,9 +139,9 @@ class Site:
         return time.monotonic()
 
     async def partition(self) -> float:
-        await self.wire.part()
+        await self.wire.cut()
         await asyncio.sleep(self.random.random() * 3)
-        await self.wire.open()
+        await self.wire.mend()
         return time.monotonic()
 
     async def delay(self) -> float:

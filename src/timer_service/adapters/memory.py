@@ -221,7 +221,8 @@ class MemoryEventBus:
         subject = self.subjects.event(event.tenant_id)
         if subject in self.rejected_subjects:
             return PublishResult(Published.REJECTED, "no stream takes this subject")
-        self.events.setdefault(str(event.id), (subject, codec.encode_event(event, str(event.id))))
+        message_id = str(event.id)
+        self.events.setdefault(message_id, (subject, codec.encode_event(event, message_id)))
         return PublishResult(Published.CONFIRMED)
 
 

@@ -77,7 +77,7 @@ class TimerApi:
                 wire.ClockAnswer,
             ),
         ]
-        self._tallies = {endpoint.name: _Tally() for endpoint in self._endpoints}
+        self._tallies: dict[str, _Tally] = {}
 
     async def serve(self, client: Client) -> None:
         """Listen on one connection; it ends with that connection."""
