@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
 from tests.simulation.plan import Fault, Plan, Sending, iso, sendings
-from tests.simulation.world import Tally, World, workshop
+from tests.simulation.world import Tally, Workshop, World, workshop
 
 POLL_S = 5.0
 STEP_AT = 10.3
@@ -22,7 +21,6 @@ STEPS_S = [
     for size in (1, 30, 60, 3600, 86_400, 31_557_600, 315_576_000)  # One second to ten years.
     for sign in (1, -1)
 ]
-Workshop = tuple[Path, Path]
 
 
 @pytest.fixture

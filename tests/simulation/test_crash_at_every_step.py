@@ -3,9 +3,6 @@
 `make crashes` kills it at every step of the same stories, in every way.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.simulation.awaits import Place
@@ -18,15 +15,7 @@ from tests.simulation.crashes import (
     some_crashes,
     undisturbed,
 )
-from tests.simulation.world import workshop
-
-Workshop = tuple[Path, Path]
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[Workshop]:
-    with workshop() as opened:
-        yield opened
+from tests.simulation.world import Workshop
 
 
 @pytest.mark.parametrize("story", STORIES)

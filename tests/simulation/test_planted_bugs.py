@@ -1,21 +1,11 @@
 """The simulation proves itself: a bug that is planted on purpose does not stay hidden."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.simulation.planted import PLANTED, planted
-from tests.simulation.world import run_seed, workshop
+from tests.simulation.world import Workshop, run_seed
 
 MOST_SEEDS = 200
-Workshop = tuple[Path, Path]
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[Workshop]:
-    with workshop() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("bug", PLANTED)

@@ -3,24 +3,16 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.plan import make_plan
-from tests.simulation.world import FAULT_KINDS, run_seed, workshop
+from tests.simulation.world import FAULT_KINDS, Workshop, run_seed
 
 SEEDS = 200
 PART = 25
-Workshop = tuple[Path, Path]
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[Workshop]:
-    with workshop() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))

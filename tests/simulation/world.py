@@ -643,8 +643,12 @@ def _slack_s(plan: Plan) -> float:
     return 40.0 if any(fault.kind in slow for fault in plan.faults) else 0.5
 
 
+Workshop = tuple[Path, Path]
+"""A folder to work in, and a database to start from."""
+
+
 @contextmanager
-def workshop() -> Iterator[tuple[Path, Path]]:
+def workshop() -> Iterator[Workshop]:
     """Give a folder in memory where there is one, and a database to start from."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="timers-", dir=memory if memory.is_dir() else None))
