@@ -1,16 +1,23 @@
 """deploy/compose.cluster.yaml, as far as it can be checked without Docker."""
 
+import asyncio
+import contextlib
+import json
+import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import nats
+import nats.errors
 import pytest
 import yaml
+from nats.aio.client import Client
 
 from tests.support.broker import free_port, nats_server_binary
 from tests.support.documents import ROOT, read
@@ -32,7 +39,12 @@ def services() -> dict[str, Any]:
 def settings() -> dict[str, str]:
     """Return what the instances are given, with every password set."""
     environment = services()[INSTANCES[0]]["environment"]
-    return {name: re.sub(r"\$\{.*?\}", "secret", value) for name, value in environment.items()}
+    return {name: _filled(value) for name, value in environment.items()}
+
+
+def _filled(value: str) -> str:
+    """Return a value of the file with the secret in place of every variable."""
+    return re.sub(r"\$\{.*?\}", "secret", value)
 
 
 def test_there_are_three_brokers_one_database_and_three_instances() -> None:
@@ -92,32 +104,144 @@ def test_the_brokers_are_those_that_the_tests_run_with() -> None:
 
 
 @contextmanager
-def brokers(folder: Path, ports: dict[str, int]) -> Iterator[None]:
-    """Start the brokers with the arguments of the file, all on this machine."""
+def brokers(folder: Path, ports: dict[str, int]) -> Iterator[dict[str, int]]:
+    """Start brokers as the file does, all on this machine; yield the ports of their routes."""
     routes = {name: free_port() for name in BROKERS}
     with ExitStack() as stack:
-        for name in BROKERS:
+        for name, port in ports.items():
+            configuration = _configuration(folder / name, routes[name])
             command = "\n".join(services()[name]["command"])
-            command = command.replace("/etc/nats", str(ROOT / "deploy" / "nats"))
-            command = command.replace("/data", str(folder / name))
-            command = command.replace("0.0.0.0:6222", f"127.0.0.1:{routes[name]}")
-            for other, port in routes.items():
-                command = command.replace(f"{other}:6222", f"127.0.0.1:{port}")
-            places = ("-a", "127.0.0.1", "-p", str(ports[name]), "-m", str(free_port()))
-            process = subprocess.Popen(
-                [nats_server_binary(), *command.split("\n"), *places, "-l", str(folder / f"{name}.log")]
-            )
-            stack.callback(process.wait, 10)
-            stack.callback(process.terminate)
+            command = command.replace("/etc/nats", str(configuration)).replace("/data", str(folder / name))
+            places = ("-a", "127.0.0.1", "-p", str(port), "-m", str(free_port()))
+            log = ("-l", str(folder / f"{name}.log"))
+            stack.enter_context(_server([*command.split("\n"), *places, *log], _environment(name, routes)))
+        yield routes
+
+
+@contextmanager
+def _server(arguments: list[str], environment: dict[str, str]) -> Iterator[None]:
+    process = subprocess.Popen([nats_server_binary(), *arguments], env={**os.environ, **environment})
+    try:
         yield
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def _configuration(folder: Path, route: int) -> Path:
+    """Copy the broker's configuration, with routes on a port of this machine that is free."""
+    copied = shutil.copytree(ROOT / "deploy" / "nats", folder / "configuration")
+    file = copied / "cluster.conf"
+    text = file.read_text()
+    assert "0.0.0.0:6222" in text
+    file.write_text(text.replace("0.0.0.0:6222", f"127.0.0.1:{route}"))
+    return copied
+
+
+def _environment(name: str, routes: dict[str, int]) -> dict[str, str]:
+    """Return what the broker is given, with every password set and every route on this machine."""
+    given = {variable: _filled(value) for variable, value in services()[name]["environment"].items()}
+    for other, port in routes.items():
+        given = {
+            variable: value.replace(f"{other}:6222", f"127.0.0.1:{port}") for variable, value in given.items()
+        }
+    return given
+
+
+def test_the_routes_of_the_brokers_name_all_of_them_and_their_password() -> None:
+    for name in BROKERS:
+        given = {variable: _filled(value) for variable, value in services()[name]["environment"].items()}
+        assert json.loads(given["NATS_ROUTES"]) == [f"nats://route:secret@{other}:6222" for other in BROKERS]
+        assert given["NATS_ROUTE_PASSWORD"] == "secret"
+
+
+@pytest.mark.parametrize("missing", ["NATS_ROUTE_PASSWORD", "NATS_ROUTES"])
+def test_a_broker_without_the_secret_of_the_routes_does_not_start(tmp_path: Path, missing: str) -> None:
+    given = {key: value for key, value in _environment("nats-1", {}).items() if key != missing}
+    command = [nats_server_binary(), "-t", "--config", str(ROOT / "deploy/nats/cluster.conf")]
+
+    tried = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+
+    assert tried.returncode != 0
+    assert missing in tried.stderr
+
+
+@pytest.mark.parametrize("credentials", ["", "route:guessed@"], ids=["none", "wrong"])
+async def test_a_server_without_the_password_cannot_join_nor_speak_for_anybody(
+    tmp_path: Path, credentials: str
+) -> None:
+    port, stranger_port = free_port(), free_port()
+    with brokers(tmp_path, {"nats-1": port}) as routes:
+        route = f"nats://{credentials}127.0.0.1:{routes['nats-1']}"
+        with _server(_stranger(stranger_port, route), {}):
+            heard = await _connect(port, user="globex", password="secret", inbox_prefix="_INBOX.globex")
+            events = await heard.subscribe("timer.events.globex.>")
+            await heard.flush()
+            await _until(lambda: "Router connection closed: Authentication Failure" in _log(tmp_path))
+
+            stranger = await _connect(stranger_port)
+            await stranger.publish("timer.events.globex.DueTimeReached", b"forged")
+            await stranger.flush()
+            service = await _connect(port, user="service", password="secret", inbox_prefix="_INBOX.service")
+            await service.publish("timer.events.globex.DueTimeReached", b"real")
+            first = await events.next_msg(timeout=60)
+            for connection in (heard, stranger, service):
+                await connection.close()
+
+    assert first.data == b"real"
+
+
+async def test_a_server_with_the_password_joins(tmp_path: Path) -> None:
+    """What a stranger could do without the password: the test above would notice."""
+    port, other_port = free_port(), free_port()
+    with ExitStack() as stack:
+        routes = stack.enter_context(brokers(tmp_path, {"nats-1": port}))
+        route = f"nats://route:secret@127.0.0.1:{routes['nats-1']}"
+        stack.enter_context(_server(_stranger(other_port, route), {}))
+        heard = await _connect(port, user="globex", password="secret", inbox_prefix="_INBOX.globex")
+        events = await heard.subscribe("timer.events.globex.>")
+        await heard.flush()
+        other = await _connect(other_port)
+
+        async with asyncio.timeout(60):
+            while not events.pending_msgs:
+                await other.publish("timer.events.globex.DueTimeReached", b"forged")
+                await other.flush()
+        for connection in (heard, other):
+            await connection.close()
+
+
+def _stranger(port: int, route: str) -> list[str]:
+    """Return the arguments of a server without any rules that asks to join."""
+    cluster = ["--cluster_name", "timers", "--cluster", f"nats://127.0.0.1:{free_port()}", "--routes", route]
+    return ["-a", "127.0.0.1", "-p", str(port), *cluster]
+
+
+async def _connect(port: int, **options: Any) -> Client:
+    url = f"nats://127.0.0.1:{port}"
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(OSError, nats.errors.Error):
+                return await nats.connect(url, allow_reconnect=False, error_cb=_ignore, **options)
+            await asyncio.sleep(0.02)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def _ignore(error: Exception) -> None:
+    """The server may not listen yet."""
+
+
+def _log(folder: Path) -> str:
+    return (folder / "nats-1.log").read_text()
 
 
 @pytest.mark.cluster
-async def test_brokers_and_service_run_as_the_file_configures_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in re.findall(r"\$\{(NATS_\w+)", read(COMPOSE)):
-        monkeypatch.setenv(name, "secret")
+async def test_brokers_and_service_run_as_the_file_configures_them(tmp_path: Path) -> None:
     ports = {name: free_port() for name in BROKERS}
     servers = [f"nats://127.0.0.1:{port}" for port in ports.values()]
     given = {name.removeprefix("TIMER_").lower(): value for name, value in settings().items()}

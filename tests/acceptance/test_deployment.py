@@ -259,7 +259,7 @@ def test_no_password_can_be_left_out() -> None:
     assert set(_compose()["services"]["nats"]["environment"]) == needed
     assert set(re.findall(r"\$\{(\w+)", text)) == set(re.findall(r"\$\{(\w+):\?", text)) == needed
     assert example == dict.fromkeys(example, "")
-    assert set(example) == {*needed, "POSTGRES_PASSWORD"}
+    assert set(example) == {*needed, "NATS_ROUTE_PASSWORD", "POSTGRES_PASSWORD"}
 
 
 # The broker's configuration
