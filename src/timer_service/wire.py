@@ -43,6 +43,8 @@ TIME_RULE: Final = (
 UUID_RULE: Final = "a UUID such as 0192f0c1-2345-7abc-8def-0123456789ab"
 
 MAX_PAGE: Final = 500
+MAX_CURSOR: Final = 1_396
+"""Base64 of a time, a space and an id of 255 characters of four bytes."""
 _MAX_TRACESTATE: Final = 512
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-[ -~]{0,64})?")
@@ -351,7 +353,7 @@ class ListCall(_Model):
     due_from: Time | None = Field(default=None, alias="dueFrom")
     due_before: Time | None = Field(default=None, alias="dueBefore")
     limit: int = Field(default=100, ge=1, le=MAX_PAGE)
-    cursor: Opaque | None = None
+    cursor: Annotated[str, StringConstraints(strict=True, max_length=MAX_CURSOR)] | None = None
 
 
 class NoRequest(_Model):

@@ -82,6 +82,12 @@ def _text(random: Random) -> bytes:
 
 
 def _cursor(random: Random) -> bytes:
+    if random.random() < 0.3:
+        # A place as we write it, but for the id, which is often none.
+        name = random.choice(
+            (b"order-1", b"a\x00b", b"a b", b"", b"\xed\xa0\x80", "\U0001f600".encode() * 255)
+        )
+        return base64.urlsafe_b64encode(b"2026-01-01T00:00:00.000Z " + name + _text(random)[:300])
     place = random.choice((_time, _text))(random) + random.choice((b" ", b"")) + _text(random)
     return base64.urlsafe_b64encode(place)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from timer_service import wire
 from timer_service.adapters import codec
-from timer_service.adapters.nats import api
+from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.cli.main import _duration, _moment
 from timer_service.domain.errors import CommandRefused
@@ -150,12 +150,13 @@ def call(data: bytes) -> None:
 def cursor(data: bytes) -> None:
     """A cursor leads to a place, or is refused."""
     try:
-        due_at, after = api._read_cursor(_text(data))
+        due_at, after = read_cursor(_text(data))
     except wire.WireError as error:
         assert error.kind == "invalid"
         return
     _check_moment(due_at)
-    after.encode()
+    assert wire.is_service_call_id(after), "nothing that an id may not be reaches the database"
+    assert write_cursor(due_at, after).encode() == data
 
 
 def command_line(data: bytes) -> None:

@@ -1,12 +1,9 @@
 """Questions and commands with an answer, as a NATS micro service."""
 
 import asyncio
-import base64
-import binascii
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +17,7 @@ from pydantic import BaseModel
 
 from timer_service import __version__, wire
 from timer_service.adapters import codec
+from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.domain.errors import CriticalError, TransientError
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, TimerState
@@ -176,13 +174,13 @@ class TimerApi:
             correlation_id=None if call.correlation_id is None else CorrelationId(call.correlation_id),
             due_from=call.due_from,
             due_before=call.due_before,
-            after=None if call.cursor is None else _read_cursor(call.cursor),
+            after=None if call.cursor is None else read_cursor(call.cursor),
             limit=call.limit,
         )
         timers = await self._calls.list_timers(query)
         answer: dict[str, Any] = {"timers": [codec.timer_fields(timer) for timer in timers]}
         if len(timers) == call.limit and timers[-1].due_at is not None:
-            answer["cursor"] = _write_cursor(timers[-1].due_at, timers[-1].service_call_id)
+            answer["cursor"] = write_cursor(timers[-1].due_at, timers[-1].service_call_id)
         return answer
 
     async def _schedule(self, request: Request) -> dict[str, Any]:
@@ -228,15 +226,3 @@ def _told(answer: CallAnswer) -> dict[str, Any]:
     # To be cancelled already is what the caller asked for.
     outcome = Outcome.CANCELLED if answer.outcome is Outcome.ALREADY_CANCELLED else answer.outcome
     return {"outcome": outcome.value, "timer": codec.timer_fields(answer.timer)}
-
-
-def _write_cursor(due_at: datetime, service_call_id: str) -> str:
-    return base64.urlsafe_b64encode(f"{wire.format_time(due_at)} {service_call_id}".encode()).decode()
-
-
-def _read_cursor(cursor: str) -> tuple[datetime, ServiceCallId]:
-    try:
-        due_at, _, service_call_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
-        return wire.parse_time(due_at), ServiceCallId(service_call_id)
-    except (ValueError, binascii.Error) as error:
-        raise wire.WireError("invalid", "cursor: must be the cursor of the page before") from error
