@@ -114,3 +114,69 @@ def test_without_a_limit_every_leap_is_followed() -> None:
     machine.wall_ms += 1000 * HOUR_MS
 
     assert (clock.now(), clock.problem) == (moment(1_800_000_000_000 + 1000 * HOUR_MS), None)
+
+
+def test_a_clock_that_went_back_and_is_put_right_is_followed() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    machine.wall_ms -= 2 * HOUR_MS
+    clock.now()
+
+    machine.wall_ms += 2 * HOUR_MS
+    machine.pass_time(10)
+
+    assert (clock.now(), clock.problem) == (moment(1_800_000_000_010), None)
+
+
+@pytest.mark.parametrize(
+    "steps_h", [(-2, -3, 5), (-5, 2, 3), (-2, 2, -4, 4), (1, -9, 9), (-240, 100, 141)], ids=str
+)
+def test_a_clock_that_goes_back_and_forth_is_followed_up_to_where_it_has_been(
+    steps_h: tuple[int, ...],
+) -> None:
+    machine = Machine()
+    clock = machine.clock()
+
+    for step_h in steps_h:
+        machine.wall_ms += step_h * HOUR_MS
+        assert (clock.now(), clock.problem) == (moment(machine.wall_ms), None)
+
+
+def test_of_a_leap_after_a_step_back_only_what_is_new_is_held() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    machine.wall_ms -= 2 * HOUR_MS
+    clock.now()
+
+    machine.wall_ms += 5 * HOUR_MS
+    machine.pass_time(10)
+
+    assert clock.now() == moment(1_800_000_000_010)
+    assert clock.held_step_s == 3 * 3600
+
+
+def test_a_confirmed_time_is_where_leaps_are_measured_from() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    machine.wall_ms += 2 * HOUR_MS
+    clock.now()
+    clock.accept_step()
+
+    machine.wall_ms -= 2 * HOUR_MS
+    clock.now()
+    machine.wall_ms += 2 * HOUR_MS
+
+    assert (clock.now(), clock.problem) == (moment(1_800_000_000_000 + 2 * HOUR_MS), None)
+
+
+def test_after_a_clock_that_was_far_ahead_a_person_can_confirm_the_true_time() -> None:
+    machine = Machine()
+    machine.wall_ms += 1000 * HOUR_MS
+    clock = machine.clock()
+    machine.wall_ms -= 1000 * HOUR_MS
+    clock.accept_step()
+
+    machine.wall_ms += 2 * HOUR_MS
+
+    assert clock.now() == moment(1_800_000_000_000)
+    assert clock.held_step_s == 2 * 3600

@@ -28,9 +28,9 @@ def _boot_ms() -> int:
 class SystemClock:
     """The wall clock of this machine, but not its sudden leaps into the future.
 
-    Where the wall clock steps forward by more than `max_step` while the boot clock does not, the time goes
-    on as before until a person confirms the step: timers that fired too early cannot be called back. A step
-    backward is taken at once: it makes timers late at worst.
+    Where the wall clock gets ahead of the boot clock by `max_step` more than it ever was, the time goes on
+    as before until a person confirms the step: timers that fired too early cannot be called back. A step
+    backward is followed at once, and so is the way back: it makes timers late at worst.
     """
 
     def __init__(
@@ -43,22 +43,24 @@ class SystemClock:
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
         self._max_step_ms = None if max_step is None else max_step // timedelta(milliseconds=1)
-        self._offset_ms = wall_ms() - boot_ms()
+        self._highest_ms = wall_ms() - boot_ms()
+        """How far ahead of the boot clock the wall clock was at most, of what was followed."""
         self._held_ms = 0
 
     def now(self) -> datetime:
         """Return the present moment, cut down to the millisecond."""
         boot_ms = self._boot_ms()
         offset_ms = self._wall_ms() - boot_ms
-        step_ms = offset_ms - self._offset_ms
+        step_ms = offset_ms - self._highest_ms
         if self._max_step_ms is not None and step_ms > self._max_step_ms:
             if not self._held_ms:
                 log.error("clock.step_held", step_s=step_ms / 1000)
             self._held_ms = step_ms
+            offset_ms = self._highest_ms
         else:
-            self._offset_ms = offset_ms
+            self._highest_ms = max(self._highest_ms, offset_ms)
             self._held_ms = 0
-        return EPOCH + timedelta(milliseconds=boot_ms + self._offset_ms)
+        return EPOCH + timedelta(milliseconds=boot_ms + offset_ms)
 
     @property
     def problem(self) -> str | None:
@@ -73,7 +75,7 @@ class SystemClock:
     def accept_step(self) -> float:
         """Follow the wall clock as it is now; return the seconds of the step."""
         held_ms, self._held_ms = self._held_ms, 0
-        self._offset_ms = self._wall_ms() - self._boot_ms()
+        self._highest_ms = self._wall_ms() - self._boot_ms()
         if held_ms:
             log.warning("clock.step_accepted", step_s=held_ms / 1000)
         return held_ms / 1000
