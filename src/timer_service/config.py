@@ -20,6 +20,10 @@ ENV_PREFIX = "TIMER_"
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _STORES = ("sqlite", "postgresql", "postgres")
 MAX_RETENTION_DAYS = 36_500
+_ACK_WAITS_KEPT = 10
+"""So many acknowledgements in a row may be lost before an ended timer is forgotten."""
+_DUPLICATE_WINDOW = timedelta(minutes=2)
+"""For so long the broker drops a message that is published again."""
 _LONGEST_DURATION = 64
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -240,6 +244,18 @@ class Settings(BaseSettings):
         chosen = [name for name, value in ways.items() if value is not None]
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(chosen)} may be set")
+        return self
+
+    @model_validator(mode="after")
+    def _redeliveries_find_their_timer(self) -> Self:
+        shortest = _ACK_WAITS_KEPT * timedelta(milliseconds=self.ack_wait) + _DUPLICATE_WINDOW
+        if self.retention_span is not None and self.retention_span < shortest:
+            raise ValueError(
+                f"TIMER_RETENTION={self.retention} is too short for TIMER_ACK_WAIT={self.ack_wait}: a command "
+                "whose acknowledgement is lost would revive a deleted timer; it must be off or at least "
+                f"{shortest.total_seconds():g}s ({_ACK_WAITS_KEPT} times TIMER_ACK_WAIT and the broker's "
+                "duplicate window of 2m)"
+            )
         return self
 
     @property

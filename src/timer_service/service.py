@@ -30,8 +30,8 @@ SILENT_S: Final = 30.0
 """A worker that has not polled for so long, or for two poll intervals, is taken for dead."""
 LANES: Final = 2
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
-PURGE_BATCH: Final = 500
-PURGE_PAUSE_S: Final = 0.1
+PURGE_BATCH: Final = 1_000
+"""Firing waits for one batch at most, about 20 ms; without a pause that makes 50,000 timers per second."""
 PURGE_INTERVAL_S: Final = 60.0
 
 T = TypeVar("T")
@@ -201,10 +201,11 @@ class Service:
             self._wake.set()
 
     async def _purge(self, retention: timedelta) -> None:
-        """Delete old timers, a little at a time, so that firing never waits for it."""
+        """Delete old timers batch after batch; whoever else waits for the store comes in between."""
+        purged = 0
         while not self._stopping.is_set():
             try:
-                purged = await purge_timers(
+                batch = await purge_timers(
                     store=self._store,
                     clock=self._clock,
                     retention=retention,
@@ -213,11 +214,13 @@ class Service:
                 )
             except _Stopped:
                 return
-            self._metrics.purged(purged)
-            if purged:
+            self._metrics.purged(batch)
+            purged += batch
+            more = batch == PURGE_BATCH
+            if purged and not more:
                 log.info("timers.purged", timers=purged)
-            pause = PURGE_PAUSE_S if purged == PURGE_BATCH else PURGE_INTERVAL_S
-            await self._clock.wait(pause, self._stopping)
+                purged = 0
+            await self._clock.wait(0 if more else PURGE_INTERVAL_S, self._stopping)
 
     async def observe(self) -> None:
         """Bring the gauges up to date; whoever is about to look at them asks for it."""

@@ -63,21 +63,21 @@ async def test_retention_can_be_off(world: World) -> None:
 
 
 @pytest.mark.alone
-async def test_purging_100_000_rows_does_not_hold_up_firing(world: World) -> None:
+async def test_purging_300_000_rows_does_not_hold_up_firing(world: World) -> None:
     """The p99 lateness while purging is at most 50 ms above the one without."""
     service = prepared(world, retention="1h")
-    fill(world, 100_000, "Reached", datetime.now(UTC) - timedelta(days=1))
+    fill(world, 300_000, "Reached", datetime.now(UTC) - timedelta(days=1))
     service.settings["TIMER_RETENTION"] = "off"
     service.restart().wait_for_log("broker.connected")
     calm = await _p99_lateness_ms(world, "calm")
     service.terminate()
     service.settings["TIMER_RETENTION"] = "1h"
-    service.restart().wait_for_log("timers.purged")
+    service.restart().wait_for_log("broker.connected")
 
     busy = await _p99_lateness_ms(world, "busy")
     left = len(world.rows("WHERE tenant_id = 'old'"))
 
-    assert left < 100_000 - 5_000, "it purged while the timers fired"
+    assert left < 300_000 - 5_000, "it purged while the timers fired"
     assert busy - calm < 50
 
 

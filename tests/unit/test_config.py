@@ -2,6 +2,7 @@
 
 import os
 import ssl
+from contextlib import nullcontext
 from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]
@@ -472,3 +473,27 @@ def test_what_is_no_address_of_a_store_is_refused_without_showing_it(
     assert complaint(monkeypatch, TIMER_STORE_URL=url) == (
         "TIMER_STORE_URL=*****: must be sqlite:///path or postgresql://user:password@host:port/database"
     )
+
+
+def test_a_retention_that_a_lost_acknowledgement_can_outlive_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        load(monkeypatch, TIMER_RETENTION="1m", TIMER_ACK_WAIT="3600000")
+
+    assert str(refused.value) == (
+        "TIMER_RETENTION=1m is too short for TIMER_ACK_WAIT=3600000: a command whose acknowledgement is lost "
+        "would revive a deleted timer; it must be off or at least 36120s (10 times TIMER_ACK_WAIT and the broker's "
+        "duplicate window of 2m)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("retention", "ack_wait", "allowed"),
+    [("220s", "10000", True), ("219s", "10000", False), ("1m", "1000", False), ("off", "3600000", True)],
+)
+def test_the_shortest_retention_is_ten_times_the_wait_for_an_acknowledgement_and_the_duplicate_window(
+    monkeypatch: pytest.MonkeyPatch, retention: str, ack_wait: str, allowed: bool
+) -> None:
+    with nullcontext() if allowed else pytest.raises(InvalidConfiguration):
+        load(monkeypatch, TIMER_RETENTION=retention, TIMER_ACK_WAIT=ack_wait)

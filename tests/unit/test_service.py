@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.support import messages
 from tests.support.clock import REAL_LIMIT_S, START, TURNS_TO_REST, ManualClock
 from tests.support.fakes import FragileStore, RecordingBus
-from tests.support.timers import ACME, at, call, schedule
+from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service import service as service_module
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
@@ -41,6 +41,7 @@ class Rig:
         chance: float = 1.0,
         store: FragileStore | None = None,
         bus: type[RecordingBus] = RecordingBus,
+        retention: timedelta | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -55,6 +56,7 @@ class Rig:
             batch_size=batch_size,
             metrics=Metrics(),
             precise_wakeup=precise_wakeup,
+            retention=retention,
         )
 
     async def keep(self, *commands: Command) -> None:
@@ -761,3 +763,41 @@ async def test_the_log_tells_of_a_timer_once_when_it_fails_and_once_when_it_work
     }
     assert fired["event"] == "batch.fired"
     assert recovered == {"event": "publish.recovered", "log_level": "info", "freed": 1}
+
+
+# Retention
+
+
+async def test_old_timers_are_deleted_without_a_pause_until_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "PURGE_BATCH", 10)
+    rig = Rig(retention=timedelta(minutes=10))
+    await rig.keep(*(cancel(f"order-{number}", number=number) for number in range(35)))
+    rig.clock.step_to(at(3600))
+
+    with capture_logs() as logs:
+        async with rig.running():
+            await rig.clock.until_waits(5)
+
+    assert rig.store.timers == {}
+    assert sorted(rig.clock.waits) == [0, 0, 0, POLL_S, service_module.PURGE_INTERVAL_S]
+    assert [entry["timers"] for entry in logs if entry["event"] == "timers.purged"] == [35]
+
+
+async def test_other_work_goes_on_between_two_batches_that_are_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "PURGE_BATCH", 1)
+    rig = Rig(retention=timedelta(minutes=10))
+    await rig.keep(*(cancel(f"order-{number}", number=number) for number in range(1000)))
+    rig.clock.step_to(at(3600))
+    rig.send("due", 0)
+
+    async with rig.running():
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while not rig.bus.published:
+                await asyncio.sleep(0)
+        left = len(rig.store.timers)
+
+    assert left > 900
