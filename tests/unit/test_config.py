@@ -483,8 +483,8 @@ def test_a_retention_that_a_lost_acknowledgement_can_outlive_is_refused(
 
     assert str(refused.value) == (
         "TIMER_RETENTION=1m is too short for TIMER_ACK_WAIT=3600000: a command whose acknowledgement is lost "
-        "would revive a deleted timer; it must be off or at least 36120s (10 times TIMER_ACK_WAIT and the broker's "
-        "duplicate window of 2m)"
+        "would revive a deleted timer; it must be off or at least 36120s (10 times TIMER_ACK_WAIT and the "
+        "broker's duplicate window of 2m)"
     )
 
 
