@@ -21,6 +21,8 @@ from nats.js.errors import NotFoundError
 from timer_service import wire
 
 ANSWER_TIMEOUT_S: Final = 5.0
+LETTER_FIELDS: Final = ("reason", "detail", "subject", "receivedAt", "body", "bodyEncoding")
+"""What every dead letter has, as text."""
 
 
 class CallRefused(Exception):
@@ -158,7 +160,10 @@ class TimerClient:
                 return []
             while True:
                 message = await subscription.next_msg(timeout=ANSWER_TIMEOUT_S)
-                letters.append({"letter": message.metadata.sequence.stream, **json.loads(message.data)})
+                stored = message.metadata
+                letters.append(
+                    _read_letter(stored.sequence.stream, stored.timestamp, message.subject, message.data)
+                )
                 if message.metadata.num_pending == 0:
                     return list(letters)
         finally:
@@ -170,7 +175,7 @@ class TimerClient:
             message = await self._jetstream.get_msg(self._letters_stream, sequence)
         except NotFoundError:
             return None
-        return {"letter": sequence, **json.loads(message.data or b"{}")}
+        return _read_letter(sequence, message.time, message.subject or "", message.data or b"")
 
     async def publish_again(self, subject: str, body: bytes, *, letter_sequence: int) -> int:
         """Publish a refused message again and return its new sequence."""
@@ -208,6 +213,26 @@ class TimerClient:
             headers={"Nats-Msg-Id": str(command_id)},
         )
         return Accepted(str(command_id), acknowledgement.stream, acknowledgement.seq)
+
+
+def _read_letter(number: int, stored_at: datetime | None, subject: str, body: bytes) -> dict[str, Any]:
+    """Return a dead letter with its number; whatever else lies in the stream is marked with `notALetter`.
+
+    NATS does not check reply subjects: a tenant can have the broker's acknowledgement stored here.
+    """
+    try:
+        letter = json.loads(body)
+    except (ValueError, RecursionError):
+        letter = None
+    if isinstance(letter, dict) and all(isinstance(letter.get(name), str) for name in LETTER_FIELDS):
+        return {"letter": number, **{name: value for name, value in letter.items() if name != "letter"}}
+    return {
+        "letter": number,
+        "notALetter": True,
+        "storedOn": subject,
+        "storedAt": "" if stored_at is None else wire.format_time(stored_at),
+        "body": body.decode("utf-8", "backslashreplace"),
+    }
 
 
 def _check(tenant_id: str, service_call_id: str | None = None, correlation_id: str | None = None) -> None:

@@ -21,6 +21,7 @@ from prometheus_client import (
 
 from timer_service.domain.messages import TenantId
 from timer_service.ports.timer_store import StoreCounts
+from timer_service.printable import printable, printable_lines
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.schedule_timers import ScheduleReport
 
@@ -32,6 +33,7 @@ DURATION_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
 RECENT_S: Final = 60.0
 OTHER_TENANTS: Final = "other"
+_SEVERAL_LINES: Final = frozenset({"exception", "stack"})
 
 
 def configure_logging(level: str, log_format: str) -> None:
@@ -43,12 +45,13 @@ def configure_logging(level: str, log_format: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    # JSON escapes by itself what would steer a terminal.
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.processors.JSONRenderer()] if as_json else [_escape, structlog.dev.ConsoleRenderer()]
     )
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -57,10 +60,20 @@ def configure_logging(level: str, log_format: str) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
+
+
+def _escape(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Escape what others could put into a line; a traceback keeps its lines. repr shows what is not text."""
+    return {
+        name: (printable_lines if name in _SEVERAL_LINES else printable)(value)
+        if isinstance(value, str)
+        else value
+        for name, value in event.items()
+    }
 
 
 class Metrics:

@@ -2,11 +2,9 @@
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -23,9 +21,11 @@ from timer_service.cli.exits import (
     EXIT_REFUSED,
     EXIT_USAGE,
     CommandFailed,
+    complain,
 )
 from timer_service.client import CallRefused, TimerClient
 from timer_service.config import Settings, load_settings
+from timer_service.printable import printable, printable_json
 
 CONNECT_TIMEOUT_S: Final = 2
 
@@ -57,7 +57,12 @@ def converse(
 
 def tell(options: argparse.Namespace, text: str, facts: dict[str, Any]) -> None:
     """Print a line for a person, or the facts for a program."""
-    print(json.dumps(facts, ensure_ascii=False) if options.json else text, flush=True)
+    say(printable_json(facts) if options.json else printable(text))
+
+
+def say(text: str) -> None:
+    """Print at once; the caller has made text of others printable."""
+    print(text, flush=True)
 
 
 @asynccontextmanager
@@ -70,7 +75,7 @@ async def _connection(settings: Settings, *, for_ever: bool) -> AsyncIterator[Cl
         if not errors or errors[-1] != str(error):
             errors.append(str(error))
             if for_ever and connection is not None:
-                print(f"timer-service: {error}", file=sys.stderr, flush=True)
+                complain(EXIT_NO_BROKER, str(error))
 
     where = settings.shown()["TIMER_BROKER_URL"]
     try:

@@ -2,18 +2,22 @@
 
 import argparse
 import base64
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from timer_service.adapters.system import local_now
-from timer_service.cli.conversation import converse, tell
+from timer_service.cli.conversation import converse, say, tell
 from timer_service.cli.exits import EXIT_REFUSED, EXIT_USAGE, CommandFailed
+from timer_service.cli.tables import add_row
 from timer_service.client import TimerClient
+from timer_service.printable import printable_json
+
+EXCERPT: Final = 80
+"""Characters of a body in the list; `show` has the whole."""
 
 
 def list_letters(options: argparse.Namespace) -> int:
@@ -23,14 +27,13 @@ def list_letters(options: argparse.Namespace) -> int:
         since = local_now() - options.since
         letters = await client.dead_letters(options.tenant, since, options.limit)
         if options.json:
-            print("\n".join(json.dumps(letter, ensure_ascii=False) for letter in letters))
+            say("\n".join(map(printable_json, letters)))
             return
         table = Table("number", "received", "subject", "reason", "detail", expand=True)
         for column, width in zip(table.columns, (None, 24, None, None, None), strict=True):
             column.overflow, column.min_width = "fold", width
         for letter in letters:
-            number = str(letter["letter"])
-            table.add_row(number, letter["receivedAt"], letter["subject"], letter["reason"], letter["detail"])
+            add_row(table, *_cells(letter))
         Console().print(table)
         if len(letters) == options.limit:
             print(f"the newest {options.limit}; --limit and --since show more", file=sys.stderr)
@@ -43,7 +46,7 @@ def show(options: argparse.Namespace) -> int:
 
     async def ask(client: TimerClient) -> None:
         letter = await _letter(client, options.sequence)
-        print(json.dumps(letter, ensure_ascii=False, indent=None if options.json else 2), flush=True)
+        say(printable_json(letter, indent=None if options.json else 2))
 
     return converse(options, ask)
 
@@ -54,6 +57,9 @@ def replay(options: argparse.Namespace) -> int:
 
     async def send(client: TimerClient) -> None:
         letter = await _letter(client, options.sequence)
+        if letter.get("notALetter"):
+            text = f"{options.sequence} is not a letter of the service: there is no message to send again"
+            raise CommandFailed(EXIT_REFUSED, text)
         subject = options.subject or letter["subject"]
         sent = _original_body(letter) if body is None else body
         sequence = await client.publish_again(subject, sent, letter_sequence=options.sequence)
@@ -64,6 +70,13 @@ def replay(options: argparse.Namespace) -> int:
         )
 
     return converse(options, send)
+
+
+def _cells(letter: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    number = str(letter["letter"])
+    if letter.get("notALetter"):
+        return number, letter["storedAt"], letter["storedOn"], "not a letter", letter["body"][:EXCERPT]
+    return number, letter["receivedAt"], letter["subject"], letter["reason"], letter["detail"]
 
 
 async def _letter(client: TimerClient, sequence: int) -> dict[str, Any]:

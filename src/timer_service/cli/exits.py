@@ -3,6 +3,8 @@
 import sys
 from typing import Final
 
+from timer_service.printable import printable
+
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -21,5 +23,6 @@ class CommandFailed(Exception):
 
 def complain(code: int, text: str) -> int:
     """Say what went wrong and return the exit code."""
-    print(f"timer-service: {text}", file=sys.stderr)
+    # On one line, and without what others may have put into it to steer the terminal.
+    print(f"timer-service: {printable(text)}", file=sys.stderr)
     return code

@@ -12,9 +12,11 @@ from rich.table import Table
 
 from timer_service import wire
 from timer_service.adapters.system import local_now
-from timer_service.cli.conversation import converse, tell
+from timer_service.cli.conversation import converse, say, tell
 from timer_service.cli.exits import EXIT_USAGE, complain
+from timer_service.cli.tables import add_row
 from timer_service.client import Reached, TimerClient
+from timer_service.printable import printable, printable_json
 
 
 def schedule(options: argparse.Namespace) -> int:
@@ -77,7 +79,7 @@ def watch(options: argparse.Namespace) -> int:
 
         seen = 0
         async for reached in client.watch(options.tenant, subscribed=ready):
-            print(_as_json(reached) if options.json else _as_line(reached), flush=True)
+            say(_as_json(reached) if options.json else printable(_as_line(reached)))
             seen += 1
             if options.count is not None and seen >= options.count:
                 return
@@ -90,7 +92,7 @@ def get(options: argparse.Namespace) -> int:
 
     async def ask(client: TimerClient) -> None:
         timer = await client.get(options.tenant, options.id)
-        print(json.dumps(timer, ensure_ascii=False) if options.json else _as_block(timer), flush=True)
+        say(printable_json(timer) if options.json else _as_block(timer))
 
     return converse(options, ask)
 
@@ -107,11 +109,12 @@ def list_timers(options: argparse.Namespace) -> int:
     async def ask(client: TimerClient) -> None:
         found = [timer async for timer in client.list_timers(options.tenant, options.limit, **request)]
         if options.json:
-            print("\n".join(json.dumps(timer, ensure_ascii=False) for timer in found))
+            say("\n".join(map(printable_json, found)))
             return
         table = Table("id", "state", "due", "generation", "correlation")
         for timer in found:
-            table.add_row(
+            add_row(
+                table,
                 timer["serviceCallId"],
                 timer["state"],
                 timer.get("dueAt", ""),
@@ -130,7 +133,7 @@ def status(options: argparse.Namespace) -> int:
 
     async def ask(client: TimerClient) -> None:
         facts = await client.status()
-        print(json.dumps(facts) if options.json else _as_block(facts), flush=True)
+        say(printable_json(facts) if options.json else _as_block(facts))
 
     return converse(options, ask)
 
@@ -148,7 +151,7 @@ def accept_clock_step(options: argparse.Namespace) -> int:
 
 def _as_block(facts: dict[str, Any]) -> str:
     width = max(map(len, facts))
-    return "\n".join(f"{name:<{width}}  {_plain(value)}" for name, value in facts.items())
+    return "\n".join(f"{name:<{width}}  {printable(_plain(value))}" for name, value in facts.items())
 
 
 def _plain(value: Any) -> str:
@@ -158,7 +161,7 @@ def _plain(value: Any) -> str:
 
 
 def _as_json(reached: Reached) -> str:
-    return json.dumps({**json.loads(reached.body), "latenessMs": reached.lateness_ms}, ensure_ascii=False)
+    return printable_json({**json.loads(reached.body), "latenessMs": reached.lateness_ms})
 
 
 def _as_line(reached: Reached) -> str:
