@@ -252,9 +252,9 @@ class Settings(BaseSettings):
         if self.retention_span is not None and self.retention_span < shortest:
             raise ValueError(
                 f"TIMER_RETENTION={self.retention} is too short for TIMER_ACK_WAIT={self.ack_wait}: a "
-                "command whose acknowledgement is lost would revive a deleted timer; it must be off or at least "
-                f"{shortest.total_seconds():g}s ({_ACK_WAITS_KEPT} times TIMER_ACK_WAIT and the broker's "
-                "duplicate window of 2m)"
+                "command whose acknowledgement is lost would revive a deleted timer; it must be off "
+                f"or at least {shortest.total_seconds():g}s ({_ACK_WAITS_KEPT} times TIMER_ACK_WAIT and "
+                "the broker's duplicate window of 2m)"
             )
         return self
 
