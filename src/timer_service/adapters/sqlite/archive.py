@@ -9,14 +9,12 @@ from typing import Any, Final
 
 import aiosqlite
 
+from timer_service.adapters.sqlite import rows
 from timer_service.adapters.sqlite.ownership import sole_owner
 from timer_service.adapters.sqlite.store import (
     IS_COPY,
     _connect,
     _prepare,
-    _row,
-    _text,
-    _timer,
     _translated,
     _uri,
 )
@@ -25,17 +23,13 @@ from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer
 from timer_service.ports.timer_store import TimerKey
 
-_COLUMNS: Final = (
-    "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
-    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
-)
 _READ: Final = f"""
-SELECT {_COLUMNS} FROM timer_schedules
+SELECT {rows.COLUMNS} FROM timer_schedules
 WHERE (tenant_id, service_call_id) > (?, ?)
 ORDER BY tenant_id, service_call_id
 LIMIT ?
 """  # noqa: S608 - the column list is a constant
-_WRITE: Final = f"INSERT INTO timer_schedules ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_WRITE: Final = f"INSERT INTO timer_schedules ({rows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules
 ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
@@ -57,7 +51,7 @@ async def open_sqlite_archive(
             sqlite3.connect(_uri(path), uri=True).close()
         async with _connect(path) as connection:
             with _translated(path):
-                await _prepare(connection, path, _text(now()))
+                await _prepare(connection, path, rows.text(now()))
             yield SqliteArchive(path, connection)
 
 
@@ -75,14 +69,14 @@ class SqliteArchive:
 
     async def read(self, after: TimerKey | None, limit: int) -> list[Timer]:
         """Return the next timers in the order of the key."""
-        return [_timer(row) for row in await self._fetch(_READ, *(after or ("", "")), limit)]
+        return [rows.timer(row) for row in await self._fetch(_READ, *(after or ("", "")), limit)]
 
     async def write(self, timers: Sequence[Timer]) -> None:
         """Add timers in one transaction."""
         with _translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
-                await self._connection.executemany(_WRITE, [_row(timer) for timer in timers])
+                await self._connection.executemany(_WRITE, [rows.row(timer) for timer in timers])
                 await self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:

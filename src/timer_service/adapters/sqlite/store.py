@@ -16,6 +16,12 @@ from typing import Any, Final
 import aiosqlite
 
 from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.adapters.sqlite.rows import COLUMNS as _COLUMNS
+from timer_service.adapters.sqlite.rows import due_timer as _due_timer
+from timer_service.adapters.sqlite.rows import moment as _moment
+from timer_service.adapters.sqlite.rows import row as _row
+from timer_service.adapters.sqlite.rows import text as _text
+from timer_service.adapters.sqlite.rows import timer as _timer
 from timer_service.adapters.sqlite.schema import migrate
 from timer_service.domain import timer as rules
 from timer_service.domain.errors import (
@@ -27,12 +33,9 @@ from timer_service.domain.errors import (
 )
 from timer_service.domain.messages import (
     Command,
-    CorrelationId,
     DueTimeReached,
-    Position,
     ServiceCallId,
     TenantId,
-    Trace,
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.timer_store import (
@@ -53,11 +56,6 @@ VACUUM_PAGES: Final = 256
 """How much freed space one purge gives back to the file system at the most: 1 MiB."""
 OLDEST_SQLITE: Final = (3, 38, 0)
 """STRICT tables came with 3.37, JSON functions in every build with 3.38."""
-
-_COLUMNS: Final = (
-    "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
-    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
-)
 
 # A batch goes into a statement as one JSON text. SQLite then works it off in one step, beside the
 # interpreter; with a step for each row the two would wait for each other at every row.
@@ -522,60 +520,3 @@ def _size(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_size
     return 0
-
-
-def _text(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
-def _row(timer: Timer) -> tuple[Any, ...]:
-    return (
-        timer.tenant_id,
-        timer.service_call_id,
-        timer.state.value,
-        _text(timer.due_at) if timer.due_at else None,
-        timer.generation,
-        _text(timer.registered_at),
-        timer.correlation_id,
-        _text(timer.reached_at) if timer.reached_at else None,
-        _text(timer.cancelled_at) if timer.cancelled_at else None,
-        timer.position.stream_created_us,
-        timer.position.sequence,
-        timer.trace.parent if timer.trace else None,
-        timer.trace.state if timer.trace else None,
-    )
-
-
-def _timer(row: Sequence[Any]) -> Timer:
-    return Timer(
-        tenant_id=TenantId(row[0]),
-        service_call_id=ServiceCallId(row[1]),
-        state=TimerState(row[2]),
-        due_at=_moment(row[3]),
-        generation=row[4],
-        registered_at=datetime.fromisoformat(row[5]),
-        correlation_id=None if row[6] is None else CorrelationId(row[6]),
-        reached_at=_moment(row[7]),
-        cancelled_at=_moment(row[8]),
-        position=Position(row[9], row[10]),
-        trace=_trace(row[11], row[12]),
-    )
-
-
-def _due_timer(row: Sequence[Any]) -> DueTimer:
-    return DueTimer(
-        tenant_id=TenantId(row[0]),
-        service_call_id=ServiceCallId(row[1]),
-        due_at=datetime.fromisoformat(row[2]),
-        generation=row[3],
-        correlation_id=None if row[4] is None else CorrelationId(row[4]),
-        trace=_trace(row[5], row[6]),
-    )
-
-
-def _trace(parent: str | None, state: str | None) -> Trace | None:
-    return None if parent is None else Trace(parent, state)

@@ -1,0 +1,75 @@
+"""Timers as rows and back."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from timer_service.domain.messages import CorrelationId, Position, ServiceCallId, TenantId, Trace
+from timer_service.domain.timer import DueTimer, Timer, TimerState
+
+COLUMNS: Final = (
+    "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
+    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
+)
+
+
+def text(moment: datetime) -> str:
+    """Return a moment in the one form of the file, so that text order is time order."""
+    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
+
+
+def moment(text: str | None) -> datetime | None:
+    """Return the moment of a text in that form."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def row(timer: Timer) -> tuple[Any, ...]:
+    """Return a timer as COLUMNS."""
+    return (
+        timer.tenant_id,
+        timer.service_call_id,
+        timer.state.value,
+        text(timer.due_at) if timer.due_at else None,
+        timer.generation,
+        text(timer.registered_at),
+        timer.correlation_id,
+        text(timer.reached_at) if timer.reached_at else None,
+        text(timer.cancelled_at) if timer.cancelled_at else None,
+        timer.position.stream_created_us,
+        timer.position.sequence,
+        timer.trace.parent if timer.trace else None,
+        timer.trace.state if timer.trace else None,
+    )
+
+
+def timer(row: Sequence[Any]) -> Timer:
+    """Return the timer of a row that holds COLUMNS."""
+    return Timer(
+        tenant_id=TenantId(row[0]),
+        service_call_id=ServiceCallId(row[1]),
+        state=TimerState(row[2]),
+        due_at=moment(row[3]),
+        generation=row[4],
+        registered_at=datetime.fromisoformat(row[5]),
+        correlation_id=None if row[6] is None else CorrelationId(row[6]),
+        reached_at=moment(row[7]),
+        cancelled_at=moment(row[8]),
+        position=Position(row[9], row[10]),
+        trace=_trace(row[11], row[12]),
+    )
+
+
+def due_timer(row: Sequence[Any]) -> DueTimer:
+    """Return the due timer of a row of the poll."""
+    return DueTimer(
+        tenant_id=TenantId(row[0]),
+        service_call_id=ServiceCallId(row[1]),
+        due_at=datetime.fromisoformat(row[2]),
+        generation=row[3],
+        correlation_id=None if row[4] is None else CorrelationId(row[4]),
+        trace=_trace(row[5], row[6]),
+    )
+
+
+def _trace(parent: str | None, state: str | None) -> Trace | None:
+    return None if parent is None else Trace(parent, state)
