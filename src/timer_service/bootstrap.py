@@ -20,7 +20,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
     metrics.follow("timer_clock_step_held_seconds", lambda: clock.held_step_s)
     async with AsyncExitStack() as stack:
         store, listen = await stack.enter_async_context(open_store(settings, clock.now, metrics))
-        bus = NatsEventBus(_nats_options(settings), clock, chance, metrics.connected)
+        bus = NatsEventBus(_nats_options(settings), clock, chance, metrics.connected, metrics.letter_dropped)
+        metrics.follow("timer_dead_letters_waiting", lambda: bus.letters.waiting)
         service = Service(
             store=store,
             bus=bus,
@@ -32,6 +33,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             precise_wakeup=settings.precise_wakeup,
             retention=settings.retention_span,
             other_problems=lambda: {"clock": clock.problem},
+            warnings=lambda: bus.warnings,
         )
         calls = Calls(
             store=store,

@@ -91,6 +91,9 @@ class Metrics:
         self._letters = Counter(
             "timer_dead_letters", "Messages refused, by reason", ["reason"], registry=registry
         )
+        self._letters_dropped = Counter(
+            "timer_dead_letters_dropped", "Messages refused whose letter was given up", registry=registry
+        )
         self._redeliveries = Counter(
             "timer_redeliveries", "Messages delivered more than once", registry=registry
         )
@@ -152,6 +155,7 @@ class Metrics:
                 ("timer_oldest_overdue_seconds", "How long the oldest of them has been due"),
                 ("timer_last_poll_timestamp_seconds", "When the worker last looked for due timers"),
                 ("timer_broker_connected", "1 while the broker, its streams and the consumer are there"),
+                ("timer_dead_letters_waiting", "Refused messages that wait for their letters"),
                 ("timer_store_available", "1 while the store takes writes"),
                 ("timer_store_file_bytes", "Size of the database file"),
                 ("timer_store_wal_bytes", "Size of the write-ahead log"),
@@ -204,6 +208,10 @@ class Metrics:
     def connected(self) -> None:
         """Take note of a session with the broker."""
         self._connects.inc()
+
+    def letter_dropped(self) -> None:
+        """Take note of a refused message that gets no letter."""
+        self._letters_dropped.inc()
 
     def counted(self, counts: StoreCounts, oldest_overdue_s: float) -> None:
         """Take note of what the store holds."""

@@ -58,6 +58,7 @@ class Service:
         precise_wakeup: bool = True,
         retention: timedelta | None = None,
         other_problems: Callable[[], dict[str, str | None]] = dict,
+        warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._store = store
         self._bus = bus
@@ -70,6 +71,7 @@ class Service:
         self._retention = retention
         self._metrics = metrics
         self._other_problems = other_problems
+        self._warnings = warnings
         self._hold_back = HoldBack()
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
@@ -101,6 +103,7 @@ class Service:
         return Health(
             stuck=f"has not polled for {silent_s:.0f} s" if silent_s > self._silent_s else None,
             problems={part: problem for part, problem in problems.items() if problem is not None},
+            warnings=self._warnings(),
         )
 
     async def _consume(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import nats
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import RawStreamMsg
+from nats.js.api import DiscardPolicy, RawStreamMsg
 from nats.js.errors import NotFoundError
 
 from tests.support.broker import NatsServer
@@ -71,6 +71,14 @@ class Line(Protocol):
         """Let the broker take no event of this tenant."""
         ...
 
+    async def fill_letters(self) -> None:
+        """Let the dead letter stream take nothing more."""
+        ...
+
+    async def empty_letters(self) -> None:
+        """Let it take letters again."""
+        ...
+
     async def recreate_commands(self) -> None:
         """Delete the command stream and everything in it, and have it made anew."""
         ...
@@ -125,6 +133,12 @@ class MemoryLine:
     async def reject(self, tenant: str) -> None:
         self.bus.rejected_subjects.add(self.bus.subjects.event(tenant))
 
+    async def fill_letters(self) -> None:
+        self.bus.letters_full = True
+
+    async def empty_letters(self) -> None:
+        self.bus.letters_full = False
+
     async def recreate_commands(self) -> None:
         self.bus.stream_created_us += 1
         self.bus.pending.clear()
@@ -140,20 +154,25 @@ class MemoryLine:
 class NatsLine:
     """The bus on a real nats-server, behind a wire that can be cut."""
 
-    def __init__(self, bus: NatsEventBus, prefix: str, jetstream: JetStreamContext, wire: Wire) -> None:
+    def __init__(
+        self, bus: NatsEventBus, prefix: str, client: Client, wire: Wire, dropped: list[int]
+    ) -> None:
         self.bus = bus
+        self.client = client
+        self.dropped = dropped
+        """One entry for each letter that was dropped."""
         self.prefix = prefix
         self.stream = f"{prefix.upper()}_COMMANDS"
-        self._jetstream = jetstream
-        self._wire = wire
+        self.jetstream: JetStreamContext = client.jetstream()
+        self.wire = wire
 
     async def stream_created_us(self) -> int:
-        created = (await self._jetstream.stream_info(self.stream)).created
+        created = (await self.jetstream.stream_info(self.stream)).created
         assert created is not None
         return round((created - EPOCH).total_seconds() * 1_000_000)
 
     async def send(self, subject: str, body: bytes) -> int:
-        return int((await self._jetstream.publish(subject, body)).seq)
+        return int((await self.jetstream.publish(subject, body)).seq)
 
     async def events(self) -> list[Stored]:
         return await self._read(f"{self.prefix.upper()}_EVENTS")
@@ -174,25 +193,36 @@ class NatsLine:
         return found
 
     async def _messages(self, stream: str) -> AsyncIterator[tuple[int, RawStreamMsg]]:
-        state = (await self._jetstream.stream_info(stream)).state
+        state = (await self.jetstream.stream_info(stream)).state
         for sequence in range(max(state.first_seq, 1), state.last_seq + 1):
             with suppress(NotFoundError):
-                yield sequence, await self._jetstream.get_msg(stream, sequence)
+                yield sequence, await self.jetstream.get_msg(stream, sequence)
 
     def redeliver(self) -> None:
         """Nothing to do: the broker delivers again by itself once the time to acknowledge is over."""
 
     async def reject(self, tenant: str) -> None:
         name = f"{self.prefix.upper()}_EVENTS"
-        config = (await self._jetstream.stream_info(name)).config
+        config = (await self.jetstream.stream_info(name)).config
         # Every event subject of the tests but this tenant's.
         others = {"acme", "globex", "initech"} - {tenant}
         config.subjects = [f"{self.prefix}.events.{other}.>" for other in sorted(others)]
-        await self._jetstream.update_stream(config)
+        await self.jetstream.update_stream(config)
+
+    async def fill_letters(self) -> None:
+        await self.set_letters(max_bytes=1, discard=DiscardPolicy.NEW)
+
+    async def empty_letters(self) -> None:
+        await self.set_letters(max_bytes=-1, discard=DiscardPolicy.OLD)
+
+    async def set_letters(self, **limits: Any) -> None:
+        """Change the configuration of the dead letter stream."""
+        config = (await self.jetstream.stream_info(f"{self.prefix.upper()}_DEADLETTER")).config
+        await self.jetstream.update_stream(config.evolve(**limits))
 
     async def recreate_commands(self) -> None:
         before = await self.stream_created_us()
-        await self._jetstream.delete_stream(self.stream)
+        await self.jetstream.delete_stream(self.stream)
 
         async def made_anew() -> bool:
             try:
@@ -203,10 +233,10 @@ class NatsLine:
         await until(made_anew, "the command stream to be made anew")
 
     async def cut(self) -> None:
-        await self._wire.cut()
+        await self.wire.cut()
 
     async def mend(self) -> None:
-        await self._wire.mend()
+        await self.wire.mend()
         await self.until_connected()
 
     async def until_connected(self) -> None:
@@ -238,9 +268,10 @@ async def nats_line(
         ack_wait_s=ack_wait_s,
     )
     try:
-        bus = NatsEventBus(options, clock, lambda: 0.5)
+        dropped: list[int] = []
+        bus = NatsEventBus(options, clock, lambda: 0.5, letters_dropped=lambda: dropped.append(1))
         async with bus.running():
-            line = NatsLine(bus, prefix, client.jetstream(), wire)
+            line = NatsLine(bus, prefix, client, wire, dropped)
             await line.until_connected()
             yield line
     finally:

@@ -1,6 +1,8 @@
 """What every event bus promises; ports/event_bus.py says it in words."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -43,6 +45,26 @@ async def receive_commands(line: Line, count: int) -> list[CommandBatch]:
     while sum(len(batch.commands) for batch in batches) < count:
         batches.append(await receive(line))
     return batches
+
+
+@asynccontextmanager
+async def consuming(line: Line) -> AsyncIterator[list[CommandBatch]]:
+    """Take batches as the service does, all the while."""
+    batches: list[CommandBatch] = []
+
+    async def consume() -> None:
+        while True:
+            batch = await line.bus.receive()
+            await batch.acknowledge()
+            await batch.dead_letter()
+            batches.append(batch)
+
+    task = asyncio.ensure_future(consume())
+    try:
+        yield batches
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def names(batches: list[CommandBatch]) -> list[str]:
@@ -259,12 +281,12 @@ async def test_a_message_on_a_subject_that_is_not_its_own_gets_a_letter(
 
     await batch.dead_letter()
 
+    await until_unfinished(line, [])
     letters = await line.letters()
     assert [(letter.subject, letter.body["reason"]) for letter in letters] == [
         (f"{line.prefix}.deadletter.{tenant}", reason)
     ]
     assert letters[0].body["body"] == body.decode()
-    await until_unfinished(line, [])
 
 
 async def test_a_body_as_large_as_the_broker_takes_still_gets_its_letter(line: Line) -> None:
@@ -306,20 +328,56 @@ async def test_a_refused_message_that_comes_again_gets_no_second_letter(impatien
     assert len(await impatient_line.letters()) == 1
 
 
+async def test_a_refused_message_is_reported_once_however_often_it_comes(impatient_line: Line) -> None:
+    await impatient_line.fill_letters()
+    await send_rubbish(impatient_line)
+    first = await (await receive(impatient_line)).dead_letter()
+    impatient_line.redeliver()
+    again = await (await receive(impatient_line)).dead_letter()
+
+    assert (len(first), list(again)) == (1, [])
+
+
 async def test_a_letter_that_cannot_be_written_now_is_written_later_and_once(impatient_line: Line) -> None:
     await send_rubbish(impatient_line)
     batch = await receive(impatient_line)
     await impatient_line.cut()
     await until_away(impatient_line)
 
-    away = await batch.dead_letter()
+    await batch.dead_letter()
     await impatient_line.mend()
     impatient_line.redeliver()
-    back = await (await receive(impatient_line)).dead_letter()
+    await (await receive(impatient_line)).dead_letter()
 
-    assert (list(away), len(back)) == ([], 1)
     await until_unfinished(impatient_line, [])
     assert len(await impatient_line.letters()) == 1
+
+
+async def test_while_no_letter_can_be_written_commands_come_in_and_are_acknowledged(line: Line) -> None:
+    await line.fill_letters()
+    bad = [await send_rubbish(line) for _ in range(3 * BATCH_SIZE)]
+    await send_schedule(line, "order-1", GLOBEX)
+
+    async with consuming(line) as batches:
+        await until_unfinished(line, bad)
+
+    assert names(batches) == ["order-1"]
+    assert await line.letters() == []
+
+
+async def test_once_letters_can_be_written_again_each_is_written_once(line: Line) -> None:
+    await line.fill_letters()
+    bad = [await send_rubbish(line, b"rubbish %d" % n) for n in range(3 * BATCH_SIZE)]
+
+    async with consuming(line) as batches:
+        await send_schedule(line, "order-1")
+        await until_unfinished(line, bad)
+        await line.empty_letters()
+        line.redeliver()
+        await until_unfinished(line, [])
+
+    assert names(batches) == ["order-1"]
+    assert sorted(letter.body["sequence"] for letter in await line.letters()) == bad
 
 
 # Publishing

@@ -125,6 +125,8 @@ class BrokerFaults:
     lost_statuses: bool = False
     """A pull that runs out ends without a word."""
     events_full: bool = False
+    letters: str = ""
+    """Why no letter is taken: `full`, `forbidden` or `silent`."""
     forbidden_tenants: set[str] = field(default_factory=set)
     jetstream_away: bool = False
     """The server runs, but its streams do not answer yet."""
@@ -255,13 +257,21 @@ class Broker:
             # In lower case, as nats-py tells it.
             link.error(f'nats: permissions violation for publish to "{message.subject.lower()}"')
             return
+        if name == LETTERS and self.faults.letters in ("forbidden", "silent"):
+            if self.faults.letters == "forbidden":
+                link.error(f'nats: permissions violation for publish to "{message.subject.lower()}"')
+            return
         stream = self.streams.get(name) if name is not None else None
         if stream is None or self.faults.jetstream_away:
             if message.reply:
                 link.down(_status(message.reply, "503", ""))
             return
-        if stream.full or (self.faults.events_full and name == EVENTS):
-            answer = {"error": {"code": 503, "err_code": 10077, "description": "maximum messages exceeded"}}
+        full = (self.faults.events_full and name == EVENTS) or (self.faults.letters and name == LETTERS)
+        if stream.full or full:
+            answer = {
+                "stream": name,
+                "error": {"code": 503, "err_code": 10077, "description": "maximum messages exceeded"},
+            }
             link.down(Message(message.reply, json.dumps(answer).encode()))
             return
         stored, sequence = stream.store(message, self.loop.time())

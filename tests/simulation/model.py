@@ -185,6 +185,9 @@ class Model:
             self._commands[position] = wish
             insort(self._by_key[wish.tenant, wish.call], position)
 
+    def is_refused(self, position: Position) -> bool:
+        return position in self._refused
+
     def commands_deleted(self, positions: Iterable[Position]) -> None:
         self._forgiven.update(positions)
 

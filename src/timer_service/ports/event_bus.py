@@ -58,9 +58,10 @@ class CommandBatch(Protocol):
         ...
 
     async def dead_letter(self) -> Sequence[Refusal]:
-        """Write one letter for each message that is no valid command, then terminate it.
+        """Have one letter written for each message that is not a valid command; then it is terminated.
 
-        Returns what was set aside. What cannot be written now is delivered again later.
+        Returns what is refused for the first time, without waiting for the letters. What cannot be written
+        now is delivered again later, and holds up nothing else.
         """
         ...
 

@@ -1,6 +1,6 @@
 """How the service is, for whoever asks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +11,5 @@ class Health:
     """Why the worker is taken for dead: only a restart helps."""
     problems: dict[str, str]
     """Part to what is wrong with it: the service waits for it to pass."""
+    warnings: dict[str, str] = field(default_factory=dict)
+    """Part to what a person should see to although timers are taken and fired."""

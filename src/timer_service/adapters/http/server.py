@@ -36,7 +36,8 @@ def create_app(
     async def readyz(response: Response) -> dict[str, object]:
         """Say whether commands are taken and timers fired, and what is in the way."""
         await observe()
-        return _report(response, health().problems)
+        now = health()
+        return _report(response, now.problems, now.warnings)
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
@@ -47,9 +48,16 @@ def create_app(
     return app
 
 
-def _report(response: Response, problems: dict[str, str]) -> dict[str, object]:
+def _report(
+    response: Response, problems: dict[str, str], warnings: dict[str, str] | None = None
+) -> dict[str, object]:
     response.status_code = 503 if problems else 200
-    return {"status": "failing", "problems": problems} if problems else {"status": "ok"}
+    report: dict[str, object] = {"status": "failing" if problems else "ok"}
+    if problems:
+        report["problems"] = problems
+    if warnings:
+        report["warnings"] = warnings
+    return report
 
 
 @asynccontextmanager

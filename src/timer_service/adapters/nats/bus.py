@@ -1,17 +1,14 @@
 """Commands from and events to NATS JetStream, across every loss of connection."""
 
 import asyncio
-import json
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 from nats.js import JetStreamContext
@@ -20,8 +17,10 @@ from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
+from timer_service.adapters.nats.incoming import Buffer, Incoming, read_incoming
+from timer_service.adapters.nats.letters import ROOM_FOR_PARKED, Letters
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.pull import CommandPull, read_delivery
+from timer_service.adapters.nats.pull import CommandPull
 from timer_service.adapters.nats.streams import (
     CONSUMER_NAME,
     StreamNames,
@@ -29,15 +28,17 @@ from timer_service.adapters.nats.streams import (
     ensure_streams,
 )
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
-from timer_service.domain.errors import BrokerRefused, BusUnavailable, CommandRefused
-from timer_service.domain.messages import EPOCH, Command, DueTimeReached, Position
+from timer_service.adapters.nats.waiting import within
+from timer_service.domain.errors import BrokerRefused, BusUnavailable
+from timer_service.domain.messages import EPOCH, DueTimeReached, Position
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.event_bus import PublishResult, Refusal
 from timer_service.ports.timer_calls import TimerCalls
 
 MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
-"""Requested, buffered and worked on together; the consumer's max_ack_pending allows so many."""
+"""Requested, buffered and worked on together; the consumer's max_ack_pending allows so many and those that
+wait for letters."""
 PING_INTERVAL_S: Final = 5
 CONNECT_TIMEOUT_S: Final = 2
 JETSTREAM_TIMEOUT_S: Final = 5.0
@@ -47,10 +48,6 @@ WATCH_INTERVAL_S: Final = 1.0
 RECOVERY_PAUSE_S: Final = 0.2
 ANSWER_TIMEOUT_S: Final = 5
 CLOSE_TIMEOUT_S: Final = 2.0
-LETTER_RETRY_S: Final = 5
-LETTER_MARGIN_BYTES: Final = 1_024
-MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
-MAX_LETTERS_BYTES: Final = 4 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -68,18 +65,6 @@ class NatsOptions:
     ack_wait_s: float = 10.0
 
 
-class _Incoming(NamedTuple):
-    """A message that was delivered to us: a command, or why it is none."""
-
-    reply: str
-    position: Position
-    redelivered: bool
-    command: Command | None
-    refusal: Refusal | None = None
-    body: bytes = b""
-    """Kept only of what is refused."""
-
-
 class NatsEventBus:
     """The event bus on JetStream.
 
@@ -93,6 +78,7 @@ class NatsEventBus:
         clock: Clock,
         chance: Callable[[], float],
         connected: Callable[[], None] = lambda: None,
+        letters_dropped: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = options
         self._connected = connected
@@ -104,9 +90,8 @@ class NatsEventBus:
         self._publisher: Publisher | None = None
         self._pull: CommandPull | None = None
         self._stream_created_us: int | None = None
-        self._buffer: deque[_Incoming] = deque()
-        self._buffered_bytes = 0
-        self._arrived = asyncio.Event()
+        self._buffer = Buffer(options.batch_size)
+        self.letters = Letters(self._subjects, self._names.commands, clock, self.answer, letters_dropped)
         self._stopping = False
         self._session_over = asyncio.Event()
         self._stream_missing = asyncio.Event()
@@ -125,6 +110,7 @@ class NatsEventBus:
             if calls is not None:
                 self._api = TimerApi(calls, self._subjects, tasks)
             keeper = tasks.create_task(self._keep_session(), name="nats.keep_session")
+            writer = tasks.create_task(self.letters.keep_writing(), name="nats.letters")
             try:
                 yield
             finally:
@@ -133,11 +119,12 @@ class NatsEventBus:
                 self._stopping = True
                 self._session_over.set()
                 keeper.cancel()
+                writer.cancel()
 
     async def _give_back(self) -> None:
         """Let the broker deliver what we have not begun with to whoever comes next, at once."""
-        await self.answer([(message, b"-NAK") for message in self._buffer])
-        self._buffer.clear()
+        unbegun = [*self._buffer.take_all(), *self.letters.take_all()]
+        await self.answer([(message, b"-NAK") for message in unbegun])
 
     @property
     def problem(self) -> str | None:
@@ -145,6 +132,12 @@ class NatsEventBus:
         if self._client is not None and self._pull is not None:
             return None
         return self._told or "not connected yet"
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What a person should see to although messages come and go."""
+        found = {"dead letters": self.letters.problem}
+        return {part: text for part, text in found.items() if text is not None}
 
     @property
     def server(self) -> str | None:
@@ -170,20 +163,12 @@ class NatsEventBus:
 
     async def receive(self) -> "_NatsBatch":
         """Wait for messages and return those at hand, at least one and at most a batch."""
-        while not self._buffer:
-            self._arrived.clear()
-            await self._arrived.wait()
+        await self._buffer.wait()
         if self._pull is not None:
             with suppress(NatsError, OSError):
                 await self._pull.top_up()
         # Taken without an await, so that cancelling loses nothing.
-        count = min(len(self._buffer), self._options.batch_size)
-        messages = [self._buffer.popleft() for _ in range(count)]
-        self._buffered_bytes -= sum(len(message.body) for message in messages)
-        return _NatsBatch(self, messages)
-
-    def _has_room(self) -> bool:
-        return len(self._buffer) < 2 * self._options.batch_size and self._buffered_bytes < MAX_BUFFERED_BYTES
+        return _NatsBatch(self, self._buffer.take())
 
     async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
         """Publish all events, then wait for their confirmations."""
@@ -212,6 +197,7 @@ class NatsEventBus:
                 await self._serve(client)
             finally:
                 self._client = self._publisher = self._pull = None
+                self.letters.connected(None)
                 await _close(client)
 
     async def _connect(self) -> TolerantClient:
@@ -269,6 +255,7 @@ class NatsEventBus:
                 pause = FIRST_RETRY_S
                 # Only now: before the streams are there, every publication would be rejected.
                 self._client, self._publisher = client, publisher
+                self.letters.connected(publisher, client.max_payload)
                 if self._api is not None and not answering:
                     answering = True
                     await self._api.serve(client)
@@ -294,7 +281,7 @@ class NatsEventBus:
             self._subjects,
             self._names,
             ack_wait_s=options.ack_wait_s,
-            max_ack_pending=max(MIN_ACK_PENDING, BATCHES_IN_HAND * options.batch_size),
+            max_ack_pending=max(MIN_ACK_PENDING, BATCHES_IN_HAND * options.batch_size) + ROOM_FOR_PARKED,
         )
         created_us = _microseconds(stream.created)
         if created_us is None:
@@ -305,8 +292,8 @@ class NatsEventBus:
             client,
             f"{prefix}.CONSUMER.MSG.NEXT.{self._names.commands}.{CONSUMER_NAME}",
             batch_size=options.batch_size,
-            deliver=lambda message: self._deliver(message, created_us),
-            has_room=self._has_room,
+            deliver=lambda message: self._buffer.put(read_incoming(self._subjects, message, created_us)),
+            has_room=self._buffer.has_room,
             consumer_lost=self._consumer_lost,
         )
         await self._pull.start()
@@ -361,76 +348,16 @@ class NatsEventBus:
     def _domain(self) -> dict[str, str]:
         return {"domain": self._options.domain} if self._options.domain else {}
 
-    def _deliver(self, message: Msg, stream_created_us: int) -> None:
-        delivery = read_delivery(message.reply)
-        position = Position(stream_created_us, delivery.sequence)
-        redelivered = delivery.times_delivered > 1
-        try:
-            command = codec.decode_command(
-                self._subjects, message.subject, message.data, position, message.headers
-            )
-            incoming = _Incoming(message.reply, position, redelivered, command)
-        except CommandRefused as error:
-            # What the error says, not the error: its traceback would keep the whole message in memory.
-            refusal = Refusal(error.reason, error.detail, message.subject, delivery.sequence)
-            # One byte more than a letter holds, so that it shows as cut.
-            body = message.data[: codec.MAX_LETTER_BODY_BYTES + 1]
-            incoming = _Incoming(message.reply, position, redelivered, None, refusal, body)
-        self._buffer.append(incoming)
-        self._buffered_bytes += len(incoming.body)
-        self._arrived.set()
-
-    async def answer(self, replies: Sequence[tuple[_Incoming, bytes]]) -> None:
+    async def answer(self, replies: Sequence[tuple[Incoming, bytes]]) -> None:
         """Send acknowledgements; losing one only means that its message comes again."""
         client = self._client
         if client is None:
             return
         # In a stream made anew the same sequence is another message: leave that one alone.
         known = [pair for pair in replies if pair[0].position.stream_created_us == self._stream_created_us]
-        with suppress(NatsError, OSError):
-            await client.publish_all([Outgoing(incoming.reply, word) for incoming, word in known])
-
-    async def dead_letter(self, refused: Sequence[_Incoming]) -> list[Refusal]:
-        """Write letters, a few megabytes at a time, and terminate the messages."""
-        return [
-            refusal
-            for part in _in_parts(refused, MAX_LETTERS_BYTES)
-            for refusal in await self._write_letters(part)
-        ]
-
-    async def _write_letters(self, refused: Sequence[_Incoming]) -> list[Refusal]:
-        """Write letters, then terminate the messages whose letter the broker confirmed."""
-        publisher, client = self._publisher, self._client
-        if publisher is None or client is None:
-            return []
-        max_bytes = client.max_payload - LETTER_MARGIN_BYTES
-        results = await publisher.publish([self._letter(incoming, max_bytes) for incoming in refused])
-        again = b"-NAK " + json.dumps({"delay": LETTER_RETRY_S * 1_000_000_000}).encode()
-        written = [result.outcome is Published.CONFIRMED for result in results]
-        await self.answer(
-            [(incoming, b"+TERM" if ok else again) for incoming, ok in zip(refused, written, strict=True)]
-        )
-        for incoming, result in zip(refused, results, strict=True):
-            if result.outcome is not Published.CONFIRMED:
-                log.warning("deadletter.delayed", sequence=incoming.position.sequence, detail=result.detail)
-        return [m.refusal for m, ok in zip(refused, written, strict=True) if ok and m.refusal is not None]
-
-    def _letter(self, incoming: _Incoming, max_bytes: int) -> Outgoing:
-        refusal, position = incoming.refusal, incoming.position
-        assert refusal is not None
-        letter = codec.encode_dead_letter(
-            refusal,
-            stream=self._names.commands,
-            received_at=self._clock.now(),
-            body=incoming.body,
-            max_bytes=max_bytes,
-        )
-        # The id is the message's own place in the stream, so that a second letter is dropped.
-        return Outgoing(
-            self._subjects.dead_letter(self._subjects.tenant_of(refusal.subject)),
-            letter,
-            {"Nats-Msg-Id": f"{self._names.commands}-{position.stream_created_us}-{position.sequence}"},
-        )
+        with suppress(NatsError, OSError, TimeoutError):
+            outgoing = [Outgoing(incoming.reply, word) for incoming, word in known]
+            await within(ANSWER_TIMEOUT_S, client.publish_all(outgoing))
 
     def _consumer_lost(self, detail: str) -> None:
         self._tell_unavailable(f"the command consumer is gone: {detail}")
@@ -467,18 +394,18 @@ class NatsEventBus:
 class _NatsBatch:
     """Messages that were at hand together."""
 
-    def __init__(self, bus: NatsEventBus, messages: Sequence[_Incoming]) -> None:
+    def __init__(self, bus: NatsEventBus, messages: Sequence[Incoming]) -> None:
         self._bus = bus
         self._accepted = [m for m in messages if m.command is not None]
         self._refused = [m for m in messages if m.command is None]
         self.commands = [m.command for m in messages if m.command is not None]
-        self.redelivered = sum(m.redelivered for m in messages)
+        self.redelivered = sum(m.times_delivered > 1 for m in messages)
 
     async def acknowledge(self) -> None:
         await self._bus.answer([(message, b"+ACK") for message in self._accepted])
 
     async def dead_letter(self) -> Sequence[Refusal]:
-        return await self._bus.dead_letter(self._refused) if self._refused else []
+        return await self._bus.letters.take(self._refused)
 
 
 def _microseconds(created: datetime | None) -> int | None:
@@ -489,19 +416,6 @@ async def _close(client: Client) -> None:
     with suppress(NatsError, OSError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await client.close()
-
-
-def _in_parts(messages: Sequence[_Incoming], max_bytes: int) -> Iterator[list[_Incoming]]:
-    part: list[_Incoming] = []
-    size = 0
-    for message in messages:
-        if part and size + len(message.body) > max_bytes:
-            yield part
-            part, size = [], 0
-        part.append(message)
-        size += len(message.body)
-    if part:
-        yield part
 
 
 def _is_refusal(error: BaseException) -> bool:

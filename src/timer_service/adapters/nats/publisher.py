@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+from timer_service.adapters.nats.waiting import within
 from timer_service.ports.event_bus import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
@@ -75,11 +76,8 @@ class Publisher:
         number, pending = self._batches, _Pending(messages)
         self._pending[number] = pending
         try:
-            # A confirmation without a limit would hold the batch for ever once the broker is gone.
-            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
-                for index in await self._client.publish_all(messages, f"{self._inbox}.{number}"):
-                    pending.settle(index, _TOO_LARGE)
-                await pending.settled.wait()
+            # A confirmation without a limit would hold the batch forever once the broker is gone.
+            await within(CONFIRM_TIMEOUT_S, self._send(number, pending))
         except TimeoutError:
             pending.settle_rest(_UNANSWERED)
         except (NatsError, OSError):
@@ -87,6 +85,11 @@ class Publisher:
         finally:
             del self._pending[number]
         return [result or _DISCONNECTED for result in pending.results]
+
+    async def _send(self, number: int, pending: _Pending) -> None:
+        for index in await self._client.publish_all(pending.messages, f"{self._inbox}.{number}"):
+            pending.settle(index, _TOO_LARGE)
+        await pending.settled.wait()
 
     def connection_lost(self) -> None:
         """Stop waiting for answers that cannot come any more."""

@@ -1,0 +1,101 @@
+"""Dead letters on a real broker, when its letter stream is full or silent."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.msg import Msg
+
+from tests.contract.buses import BATCH_SIZE, NatsLine, nats_line, until
+from tests.contract.test_event_bus import consuming, names, send_rubbish, send_schedule, until_unfinished
+from tests.support.broker import NatsServer
+from tests.support.clock import ManualClock
+from timer_service.adapters.nats import letters, publisher
+
+
+@pytest.fixture
+async def nats(shared_broker: NatsServer, prefix: str, clock: ManualClock) -> AsyncIterator[NatsLine]:
+    async with nats_line(lambda: shared_broker, prefix, clock, 60.0) as opened:
+        assert isinstance(opened, NatsLine)
+        yield opened
+
+
+async def test_a_silent_letter_stream_delays_no_command(
+    nats: NatsLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bus that waited for letters anywhere would wait for ten minutes here."""
+    monkeypatch.setattr(publisher, "CONFIRM_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(letters, "MAX_QUEUED", BATCH_SIZE)
+    await nats.set_letters(no_ack=True)
+    sent = []
+    for number in range(5):
+        for _ in range(BATCH_SIZE):
+            await send_rubbish(nats)
+        sent.append(f"order-{number}")
+        await send_schedule(nats, sent[-1])
+
+    async with consuming(nats) as batches:
+
+        async def all_here() -> bool:
+            return names(batches) == sent
+
+        await until(all_here, "all commands")
+
+
+async def test_beyond_the_bound_letters_are_dropped_and_counted_and_the_rest_is_kept(
+    nats: NatsLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letters, "MAX_PARKED", 5)
+    await nats.fill_letters()
+    bad = [await send_rubbish(nats) for _ in range(3 * BATCH_SIZE)]
+
+    async with consuming(nats):
+
+        async def five_left() -> bool:
+            return len(await nats.unfinished()) == 5
+
+        await until(five_left, "all but five to be dropped")
+        problem = nats.bus.letters.problem
+        await nats.empty_letters()
+        await until_unfinished(nats, [])
+
+    written = [letter.body["sequence"] for letter in await nats.letters()]
+    assert len(written) == 5
+    assert set(written) < set(bad)
+    assert len(nats.dropped) == len(bad) - 5
+    assert problem is not None
+    assert "25 were dropped" in problem
+
+
+async def test_a_flood_of_garbage_drops_nothing_while_letters_are_written(
+    nats: NatsLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letters, "MAX_PARKED", 1)
+    monkeypatch.setattr(letters, "MAX_QUEUED", 2)
+    bad = [await send_rubbish(nats) for _ in range(5 * BATCH_SIZE)]
+
+    async with consuming(nats):
+        await until_unfinished(nats, [])
+
+    assert sorted(letter.body["sequence"] for letter in await nats.letters()) == bad
+    assert nats.dropped == []
+
+
+async def test_a_message_whose_letter_fails_is_given_back_with_a_delay_that_grows(nats: NatsLine) -> None:
+    words: list[bytes] = []
+
+    async def hear(message: Msg) -> None:
+        words.append(message.data)
+
+    await nats.client.subscribe(f"$JS.ACK.{nats.stream}.>", cb=hear)
+    await nats.client.flush()
+    await nats.fill_letters()
+    await send_rubbish(nats)
+
+    async with consuming(nats):
+
+        async def twice() -> bool:
+            return len(words) == 2
+
+        await until(twice, "the message to be given back twice")
+
+    assert words == [b'-NAK {"delay": 1000000000}', b'-NAK {"delay": 2000000000}']
