@@ -16,6 +16,7 @@ from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import CommandBatch, EventBus
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import TimerStore
+from timer_service.waiting import Over, first_done, owned, unless
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack
 from timer_service.workflows.purge_timers import purge_timers
@@ -29,6 +30,8 @@ SHUTDOWN_GRACE_S: Final = 10.0
 SILENT_S: Final = 30.0
 """A worker that has not polled for so long, or for two poll intervals, is taken for dead."""
 LANES: Final = 2
+LOOK_AGAIN_S: Final = 0.02
+"""The pause before another look where timers are due and none of them could be claimed."""
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 PURGE_BATCH: Final = 1_000
 """Firing waits for one batch at most, about 20 ms; without a pause that makes 50,000 timers per second."""
@@ -121,14 +124,12 @@ class Service:
 
     async def _next_batch(self) -> CommandBatch | None:
         """Return the next batch, or None once the service is stopping."""
-        receiving = asyncio.ensure_future(self._bus.receive())
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        if self._stopping.is_set():
+            return None
         try:
-            await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return None if self._stopping.is_set() else receiving.result()
-        finally:
-            receiving.cancel()
-            stopping.cancel()
+            return await unless(self._stopping, self._bus.receive())
+        except Over:
+            return None
 
     async def _fire(self) -> None:
         backoff = self._backoff()
@@ -140,6 +141,7 @@ class Service:
             try:
                 report = await self._fire_batch(self._batch_size)
                 if report.more and not report.disconnected:
+                    backoff = self._backoff()
                     await self._work_off_backlog()
                     continue
             except _Stopped:
@@ -158,23 +160,32 @@ class Service:
     async def _work_off_backlog(self) -> None:
         """Fire in several lanes: while one marks its part of a batch, another publishes its own.
 
-        Together they have no more under way than a batch, so that a crash repeats no more.
+        Together they have no more under way than a batch, so that a crash repeats no more. An error that
+        only a restart heals ends all of them at once: after it nothing may be published or written.
         """
-        lanes = [asyncio.ensure_future(self._fire_while_more()) for _ in range(LANES)]
-        try:
-            await asyncio.wait(lanes)
-        finally:
-            for lane in lanes:
-                lane.cancel()
-        for lane in lanes:
-            lane.result()
+        trouble: list[TransientError | _Stopped] = []
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(LANES):
+                lanes.create_task(self._fire_while_more(trouble), name=f"lane {number}")
+        if trouble:
+            raise trouble[0]
 
-    async def _fire_while_more(self) -> None:
+    async def _fire_while_more(self, trouble: "list[TransientError | _Stopped]") -> None:
+        """Fire batch by batch; what one lane has to wait for, the others wait for after their batch."""
         more = True
-        while more and not self._stopping.is_set():
+        while more and not trouble and not self._stopping.is_set():
             self._polled_at = self._clock.now()
-            report = await self._fire_batch(max(1, self._batch_size // LANES))
-            more = report.more and not report.disconnected
+            try:
+                report = await self._fire_batch(max(1, self._batch_size // LANES))
+            except (TransientError, _Stopped) as error:
+                trouble.append(error)
+                return
+            if report.disconnected:
+                trouble.append(BusUnavailable("the connection was lost"))
+            more = report.more
+            if more and not report.confirmed and not report.failed:
+                # What is due is in the hands of requests: asking again at once would keep the store busy.
+                await self._clock.wait(LOOK_AGAIN_S, self._stopping)
 
     async def _fire_batch(self, limit: int) -> FireReport:
         started = time.perf_counter()
@@ -283,21 +294,16 @@ class Service:
 
 async def run_service(service: Service, stop: asyncio.Event) -> None:
     """Run until `stop` is set, then give the batch in hand SHUTDOWN_GRACE_S to finish."""
-    running = asyncio.ensure_future(service.run())
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    # Past the grace period: what is cut off at the end of this was not acknowledged or not marked, so it is
+    # repeated.
+    async with owned(service.run(), stop.wait()) as (running, stopping):
+        await first_done(running, stopping)
         if not running.done():
             log.info("service.stopping", grace_s=SHUTDOWN_GRACE_S)
             service.stop()
             await asyncio.wait({running}, timeout=SHUTDOWN_GRACE_S)
         if running.done():
             running.result()
-    finally:
-        # Past the grace period: what is cut off here was not acknowledged or not marked, so it is repeated.
-        running.cancel()
-        stopping.cancel()
-        await asyncio.wait({running})
 
 
 def _log_schedule(report: ScheduleReport) -> None:

@@ -30,6 +30,7 @@ WATCHED = (
     "adapters/system.py",
     "calls.py",
     "service.py",
+    "waiting.py",
     "bootstrap.py",
 )
 """The workflows, the adapters that they use, and what runs them."""

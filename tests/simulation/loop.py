@@ -103,6 +103,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _step(self, handle: asyncio.Handle) -> None:
         self._steps_at_this_instant += 1
         if self._steps_at_this_instant > MOST_STEPS_AT_ONE_INSTANT:
+            self._ready.appendleft(handle)  # Whoever waits for this step must still be able to end.
             raise BusyLoop(f"{self._steps_at_this_instant} steps at one instant, the next is {handle!r}")
         self.steps += 1
         if self.before_step is not None:

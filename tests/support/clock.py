@@ -51,6 +51,9 @@ class ManualClock:
         async with asyncio.timeout(REAL_LIMIT_S):
             while len(self.waits) < count:
                 await asyncio.sleep(0)
-        # Whoever does not sleep when it should shows itself by further waits.
+        await self.until_rest()
+
+    async def until_rest(self) -> None:
+        """Let the tasks run on: whoever does not sleep when it should shows itself by further waits."""
         for _ in range(TURNS_TO_REST):
             await asyncio.sleep(0)

@@ -25,6 +25,7 @@ from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
 from timer_service.observability import configure_logging
 from timer_service.service import run_service
+from timer_service.waiting import first_critical
 
 GC_AFTER_OBJECTS: Final = 50_000
 
@@ -107,18 +108,10 @@ def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(work_once())
     except BaseExceptionGroup as group:
-        critical = _first_critical(group)
+        critical = first_critical(group)
         if critical is None:
             raise
         raise critical from None
-
-
-def _first_critical(group: BaseExceptionGroup[BaseException]) -> CriticalError | None:
-    for error in group.exceptions:
-        found = _first_critical(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, CriticalError):
-            return found
-    return None
 
 
 def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:

@@ -34,6 +34,7 @@ from timer_service.domain.messages import EPOCH, DueTimeReached, Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import PublishResult, Refusal
 from timer_service.ports.timer_calls import TimerCalls
+from timer_service.waiting import Over, unless
 
 MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
@@ -328,16 +329,10 @@ class NatsEventBus:
 
     async def _unless_over(self, step: Coroutine[Any, Any, None]) -> None:
         """Run a step, but give it up at once when the session is over."""
-        work = asyncio.ensure_future(step)
-        over = asyncio.ensure_future(self._session_over.wait())
         try:
-            await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise NatsError("the connection was lost")
-            work.result()
-        finally:
-            work.cancel()
-            over.cancel()
+            await unless(self._session_over, step)
+        except Over:
+            raise NatsError("the connection was lost") from None
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

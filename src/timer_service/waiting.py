@@ -1,0 +1,69 @@
+"""Wait for the first of several things: nothing that is started here outlives whoever started it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from timer_service.domain.errors import CriticalError
+
+CANCEL_AGAIN_S: Final = 2.0
+"""Now and then a library swallows a cancellation: after so long it is repeated."""
+
+T = TypeVar("T")
+
+
+class Over(Exception):
+    """The event came before the step was done."""
+
+
+async def unless(over: asyncio.Event, step: Coroutine[Any, Any, T]) -> T:
+    """Return what the step returns, or end it and raise Over once the event is set.
+
+    A step that is done by then counts: what it returns may be work that was taken from somewhere.
+    """
+    async with owned(step, over.wait()) as (work, ending):
+        await first_done(work, ending)
+        if not work.done():
+            raise Over
+        result: T = work.result()
+        return result
+
+
+async def first_done(*tasks: "asyncio.Task[Any]") -> None:
+    """Wait until one of the tasks is done."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+@asynccontextmanager
+async def owned(*steps: Coroutine[Any, Any, Any]) -> AsyncIterator[tuple["asyncio.Task[Any]", ...]]:
+    """Run steps beside the block; at its end each of them is over, and no critical error is swallowed."""
+    tasks = tuple(asyncio.ensure_future(step) for step in steps)
+    try:
+        yield tasks
+    finally:
+        await _end(tasks)
+        for task in tasks:
+            if not task.cancelled() and (critical := first_critical(task.exception())) is not None:
+                raise critical
+
+
+async def _end(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancel what is not done and wait for it, also where we are cancelled ourselves meanwhile."""
+    interruption: asyncio.CancelledError | None = None
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        try:
+            await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
+
+
+def first_critical(error: BaseException | None) -> CriticalError | None:
+    """Return the critical error that is among errors which came together."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(first_critical, error.exceptions)), None)
+    return error if isinstance(error, CriticalError) else None
