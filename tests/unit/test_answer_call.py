@@ -9,7 +9,7 @@ from tests.support.clock import ManualClock
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
-from timer_service.domain.errors import BusUnavailable, StoreBusy
+from timer_service.domain.errors import BusUnavailable, TimerFiring
 from timer_service.domain.messages import Command, Position, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_calls import CallAnswer
@@ -61,7 +61,7 @@ async def test_a_call_for_a_timer_that_stays_due_gives_up() -> None:
         await desk.clock.until_waits(tries)
         desk.clock.advance(PAUSE_S)
 
-    with pytest.raises(StoreBusy):
+    with pytest.raises(TimerFiring):
         await answering
 
 
@@ -69,7 +69,7 @@ async def test_a_call_gives_way_to_commands_that_came_in_since() -> None:
     desk = Desk()
     await desk.store.apply([schedule("order-1", 60, stream=3)], at(0))
 
-    with pytest.raises(StoreBusy):
+    with pytest.raises(TimerFiring):
         await desk.answer(cancel("order-1"))
 
 

@@ -4,9 +4,11 @@ TimerServiceError
 ├── TransientError        retry with backoff, lose nothing
 │   ├── StoreBusy         another connection holds the database
 │   ├── StoreFull         no space left; recovers when space returns
+│   ├── TimerFiring       a request came while the timer's event is on its way
 │   └── BusUnavailable    the broker is away
 ├── PermanentError        dead letter, then terminate; never retried
-│   └── CommandRefused    carries the reason and what is allowed
+│   ├── CommandRefused    carries the reason and what is allowed
+│   └── RequestRefused    a request with a value that the store cannot hold: answered, no letter
 └── CriticalError         one clear line, exit code not 0
     ├── InvalidConfiguration
     ├── BrokerRefused     the broker does not accept our credentials
@@ -19,23 +21,42 @@ from enum import StrEnum
 
 
 class TimerServiceError(Exception):
-    """Anything the service raises on purpose."""
+    """Anything the service raises on purpose.
+
+    Its text is for the operator and may name hosts and paths; `public` is what a tenant is told.
+    """
+
+    public: str = "internal error; the service's log tells more"
 
 
 class TransientError(TimerServiceError):
     """It may work later: keep the work and try again."""
 
+    public = "the service is busy"
+
 
 class StoreBusy(TransientError):
     """Another connection holds the database."""
+
+    public = "the store is busy"
 
 
 class StoreFull(TransientError):
     """There is no space left for the database."""
 
+    public = "the store is full"
+
+
+class TimerFiring(TransientError):
+    """The timer is due, and whether its event is out is not known yet."""
+
+    public = "the timer is due and its firing is not confirmed yet"
+
 
 class BusUnavailable(TransientError):
     """The broker is away."""
+
+    public = "the broker is away"
 
 
 class PermanentError(TimerServiceError):
@@ -61,8 +82,16 @@ class CommandRefused(PermanentError):
         self.detail = detail
 
 
+class RequestRefused(PermanentError):
+    """A request holds a value that the store cannot hold."""
+
+    public = "a value of the request cannot be stored: no NUL, no lone surrogates"
+
+
 class CriticalError(TimerServiceError):
     """The process cannot go on; its text says what is wrong and what to do."""
+
+    public = "the service cannot go on"
 
 
 class InvalidConfiguration(CriticalError):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from timer_service.domain.errors import StoreBusy
+from timer_service.domain.errors import TimerFiring
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import Outcome
 from timer_service.ports.clock import Clock
@@ -34,4 +34,4 @@ async def answer_call(
             timer = await store.get(command.tenant_id, command.service_call_id)
             if timer is not None:
                 return CallAnswer(outcome, timer)
-    raise StoreBusy("the timer is due and its firing is not confirmed yet")
+    raise TimerFiring(TimerFiring.public)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from timer_service import __version__, wire
 from timer_service.adapters import codec
 from timer_service.adapters.cursor import read_cursor, write_cursor
-from timer_service.domain.errors import CriticalError, TransientError
+from timer_service.domain.errors import CriticalError, RequestRefused, TransientError
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.timer_calls import CallAnswer, TimerCalls
@@ -125,7 +125,7 @@ class TimerApi:
             outcome, error = await self._try(name, handler, request)
         except CriticalError as failure:
             # The last words: this error ends the process.
-            await _refuse(request, outcome, f"the service cannot go on: {failure}")
+            await _refuse(request, outcome, failure.public)
             raise
         finally:
             self._slots.release()
@@ -146,10 +146,14 @@ class TimerApi:
             await request.respond(wire.write_json(answer))
         except wire.WireError as refusal:
             return "400", refusal.detail
+        except RequestRefused as refusal:
+            return "400", refusal.public
         except ServiceError as refusal:
             return refusal.code, refusal.description
         except TransientError as failure:
-            return "503", f"try again: {failure}"
+            # Its text names hosts and paths: that is for the log only.
+            log.debug("request.deferred", endpoint=name, detail=str(failure))
+            return "503", f"try again: {failure.public}"
         except (NatsError, OSError):
             return "lost", ""  # The caller, or the broker, is gone.
         except CriticalError:
