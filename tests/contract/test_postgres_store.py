@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -146,7 +146,8 @@ async def test_ten_instances_may_start_at_once_on_an_empty_database(url: str) ->
 
     await asyncio.gather(*[start() for _ in range(10)])
 
-    assert await query(url, "SELECT version, name FROM timer_migrations") == [(1, "0001_timer_schedules")]
+    migrations = [(each.version, each.name) for each in schema.load_migrations()]
+    assert await query(url, "SELECT version, name FROM timer_migrations ORDER BY version") == migrations
 
 
 async def test_what_was_kept_is_there_after_a_restart(url: str) -> None:
@@ -163,7 +164,8 @@ async def test_a_newer_schema_is_refused(url: str) -> None:
         pass
     await query(url, "INSERT INTO timer_migrations (version, name) VALUES (99, '0099_from_the_future')")
 
-    with pytest.raises(StoreTooNew, match="schema version 99, this program knows 1"):
+    newest = schema.load_migrations()[-1].version
+    with pytest.raises(StoreTooNew, match=f"schema version 99, this program knows {newest}"):
         async with opened(url):
             pass
 
@@ -171,7 +173,7 @@ async def test_a_newer_schema_is_refused(url: str) -> None:
 async def test_a_migration_that_fails_leaves_nothing_behind(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = schema.Migration(2, "0002_broken", "CREATE TABLE half_done (); SELECT 1 / 0;")
+    broken = schema.Migration(98, "0098_broken", "CREATE TABLE half_done (); SELECT 1 / 0;")
     migrations = [*schema.load_migrations(), broken]
     monkeypatch.setattr(schema, "load_migrations", lambda: migrations)
 
@@ -1027,93 +1029,3 @@ async def test_the_store_works_where_every_transaction_has_another_session() -> 
     assert (marked, purged, counts.pending, counts.overdue, len(found)) == (19, 5, 30, 30, 45)
     assert looked_up is not None
     await execute(server, f"DROP DATABASE {name} WITH (FORCE)")
-
-
-# Short searches
-
-
-async def fill(url: str) -> None:
-    """Lay in 100,000 timers that are reached and 20,000 that wait, of a hundred tenants."""
-    await execute(
-        url,
-        """INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
-             reached_at, correlation_id, stream_created_us, stream_sequence)
-           SELECT 'tenant-' || n % 100, 'order-' || n,
-             CASE WHEN n > 20000 THEN 'Reached' ELSE 'Scheduled' END,
-             timestamptz '2026-01-01T12:00:00Z' + n * interval '1 second', 1, now(),
-             CASE WHEN n > 20000 THEN timestamptz '2026-02-01T00:00:00Z' + n * interval '1 second' END,
-             'request-' || n, 1, n
-           FROM generate_series(1, 120000) AS n""",
-        "ANALYZE timer_schedules",
-    )
-
-
-_WANTED_PAGE = [
-    "tenant-1",
-    ["Scheduled", "Reached", "Cancelled"],
-    "0001-01-01T00:00:00Z",
-    "infinity",
-    "2026-01-01T12:10:00Z",
-    "",
-    50,
-]
-
-
-@pytest.fixture(scope="module")
-def filled_url() -> Iterator[str]:
-    """The address of a schema that is filled once for all plans."""
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        url = runner.run(stack.enter_async_context(fresh_schema()))
-
-        async def prepare() -> None:
-            async with opened(url):
-                pass
-            await fill(url)
-
-        runner.run(prepare())
-        yield url
-        runner.run(stack.aclose())
-
-
-@pytest.mark.parametrize(
-    ("sql", "parameters", "index"),
-    [
-        (store_module.PEEK, ["2026-01-01T12:01:00Z", [], [], [], 1001], "timer_schedules_due"),
-        (store_module.FIND_DUE, ["2026-01-01T12:01:00Z", [], [], [], 1000], "timer_schedules_due"),
-        (store_module.FIND_DUE_TENANTS, ["2026-01-01T12:01:00Z", []], "timer_schedules_by_tenant"),
-        (
-            store_module.FIND_DUE_IN_TURNS,
-            ["2026-01-01T12:01:00Z", [], [], ["tenant-1", "tenant-2"], 10, 1000],
-            "timer_schedules_by_tenant",
-        ),
-        (store_module.NEXT_DUE, ["2026-01-01T12:01:00Z", None], "timer_schedules_due"),
-        (store_module.LIST, _WANTED_PAGE, "timer_schedules_by_tenant"),
-        (store_module.LIST_BY_CORRELATION, [*_WANTED_PAGE, "request-101"], "timer_schedules_by_correlation"),
-        (store_module.PURGE, ["2026-02-01T06:00:00Z", 500], "timer_schedules_ended"),
-        (store_module.COUNT_OVERDUE, ["2026-01-01T12:01:00Z"], "timer_schedules_due"),
-    ],
-    ids=["peek", "find", "tenants", "turns", "next", "list", "correlation", "purge", "overdue"],
-)
-async def test_no_search_reads_the_whole_table(
-    filled_url: str, sql: str, parameters: list[Any], index: str
-) -> None:
-    connection = await asyncpg.connect(filled_url)
-    try:
-        plans = []
-        # As the driver runs it: planned for these values, and once for all values.
-        for mode in ("force_custom_plan", "force_generic_plan"):
-            await connection.execute(f"SET plan_cache_mode = {mode}")
-            transaction = connection.transaction()
-            await transaction.start()
-            lines = await connection.fetch(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {sql}", *parameters)
-            await transaction.rollback()
-            plans.append("\n".join(line[0] for line in lines))
-    finally:
-        await connection.close()
-
-    for plan in plans:
-        assert f"using {index}" in plan or f"on {index}" in plan, plan
-        assert "Seq Scan on timer_schedules" not in plan, plan
-        read = [int(n) for n in re.findall(r"rows=(\d+)", plan)]
-        assert max(read) <= 1_100, plan

@@ -29,6 +29,8 @@ LOCK_LIMIT_S: Final = 3.0
 STATEMENT_LIMIT_S: Final = 8.0
 ANSWER_LIMIT_S: Final = 10.0
 """Longer than the server's own limit: only a dead connection takes so long."""
+QUESTION_LIMIT_S: Final = 3.0
+"""So long the server works on a question; it then counts as busy. A caller waits for five seconds."""
 RELEASE_LIMIT_S: Final = 2.0
 APPLICATION_NAME: Final = "timer-service"
 HAS_TRANSACTION_TIMEOUT: Final = 17
@@ -63,9 +65,10 @@ class Address:
 class Connections:
     """A pool of connections, each used for one statement or one transaction at a time."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", where: str) -> None:
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", where: str, *, asked: bool) -> None:
         self._pool = pool
         self.where = where
+        self._asked = asked
         self._durable = ""
 
     async def be_durable(self) -> None:
@@ -76,7 +79,7 @@ class Connections:
 
     async def acquire(self) -> Connection:
         """Take a connection; whoever takes it has to give it back by `release`."""
-        with translated(self.where):
+        with translated(self.where, asked=self._asked):
             return await self._pool.acquire(timeout=ACQUIRE_LIMIT_S)
 
     async def release(self, connection: Connection) -> None:
@@ -91,7 +94,7 @@ class Connections:
         """Use a connection for single statements."""
         connection = await self.acquire()
         try:
-            with translated(self.where):
+            with translated(self.where, asked=self._asked):
                 yield connection
         except StoreBusy as error:
             await self.doubt(connection, error)
@@ -137,6 +140,16 @@ class Connections:
         async with self.connection() as connection:
             return await connection.fetch(sql, *parameters)
 
+    async def ask(self, sql: str, *parameters: object, limit_s: float | None = None) -> list[Row]:
+        """Answer a question; the server itself gives up after `limit_s`, QUESTION_LIMIT_S if left out."""
+        limit_ms = (QUESTION_LIMIT_S if limit_s is None else limit_s) * 1000
+        async with self.connection() as connection:
+            await connection.execute(f"BEGIN READ ONLY; SET LOCAL statement_timeout = {limit_ms:.0f}")
+            try:
+                return await connection.fetch(sql, *parameters)
+            finally:
+                await roll_back(connection)
+
     async def doubt(self, connection: Connection | None, error: StoreBusy) -> None:
         """Part with connections that lead nowhere any more."""
         cause = error.__cause__
@@ -177,12 +190,17 @@ async def roll_back(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def open_connections(address: Address, at_most: int) -> AsyncIterator[Connections]:
-    """Open a pool; it connects when it is first used, and anew whenever that is needed."""
+async def open_connections(
+    address: Address, at_most: int, *, asked: bool = False
+) -> AsyncIterator[Connections]:
+    """Open a pool; it connects when it is first used, and anew whenever that is needed.
+
+    On one that is for requests of strangers (`asked`) hardly any error is critical.
+    """
     with translated(address.shown):
         pool = await asyncpg.create_pool(min_size=0, max_size=at_most, reset=_keep, **address.arguments)
     try:
-        yield Connections(pool, address.shown)
+        yield Connections(pool, address.shown, asked=asked)
     finally:
         try:
             async with asyncio.timeout(RELEASE_LIMIT_S):
@@ -193,3 +211,8 @@ async def open_connections(address: Address, at_most: int) -> AsyncIterator[Conn
 
 async def _keep(_: Any) -> None:
     """Leave a connection as it is between two uses: nothing that we set outlives its transaction."""
+
+
+def affected(status: str) -> int:
+    """Return how many rows a statement changed, as its status says."""
+    return int(status.rpartition(" ")[2])

@@ -9,6 +9,7 @@ import asyncpg
 
 from timer_service.domain.errors import (
     InvalidConfiguration,
+    RequestRefused,
     StoreBusy,
     StoreFailed,
     StoreFull,
@@ -33,6 +34,15 @@ _BUSY: Final = frozenset({
     "57P05",
 })  # fmt: skip
 _CONNECTION: Final = "08"
+_DATA: Final = "22"
+_DAMAGE: Final = frozenset({
+    "58030",  # the disk failed
+    "58P01",  # a file is gone
+    "58P02",
+    "XX001",
+    "XX002",
+})  # fmt: skip
+"""Whoever meets one of these, even a question, ends the process: nothing must be built on such data."""
 _ADVICE: Final = {
     "28000": "the server does not let this user in; check TIMER_STORE_URL and pg_hba.conf",
     "28P01": "the password is wrong; check TIMER_STORE_URL",
@@ -45,18 +55,19 @@ _ADVICE: Final = {
 
 
 @contextmanager
-def translated(where: str) -> Iterator[None]:
-    """Turn the errors of the server, the connection and the driver into ours."""
+def translated(where: str, *, asked: bool = False) -> Iterator[None]:
+    """Turn the errors of the server, the connection and the driver into ours.
+
+    Where a stranger `asked`, what is wrong may be the request: only damage to the data is critical then.
+    """
     try:
         yield
     except TimerServiceError:
         raise
     except asyncpg.PostgresError as error:
-        raise _by_code(error, where) from error
+        raise _by_code(error, where, asked=asked) from error
     except asyncpg.ClientConfigurationError as error:
         raise InvalidConfiguration(f"TIMER_STORE_URL: {error}") from error
-    except asyncpg.DataError:
-        raise  # What we sent was no value of its column: a bug, not an outage.
     except ssl.SSLCertVerificationError as error:
         raise StoreFailed(f"{where}: {error}; check the certificates in TIMER_STORE_URL") from error
     except TimeoutError as error:
@@ -65,13 +76,15 @@ def translated(where: str) -> Iterator[None]:
         raise StoreBusy(f"{where}: {error}") from error
 
 
-def _by_code(error: asyncpg.PostgresError, where: str) -> TimerServiceError:
+def _by_code(error: asyncpg.PostgresError, where: str, *, asked: bool) -> TimerServiceError:
     code = error.sqlstate or ""
     what = f"{where}: {error} ({code})"
     if code == _DISK_FULL:
         return StoreFull(what)
+    if asked and code.startswith(_DATA):  # The driver's own complaints about a value have this class, too.
+        return RequestRefused(what)
     # A statement prepared before another instance's migration is prepared anew at the next try.
     outdated = isinstance(error, asyncpg.InvalidCachedStatementError)
-    if code in _BUSY or code.startswith(_CONNECTION) or outdated:
+    if code in _BUSY or code.startswith(_CONNECTION) or outdated or (asked and code not in _DAMAGE):
         return StoreBusy(what)
     return StoreFailed(f"{what}: {_ADVICE.get(code, 'the store failed; see the log of the server')}")

@@ -1,6 +1,6 @@
 """Timers as rows and back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,6 +31,11 @@ def text(moment: datetime) -> str:
 def columns(timers: Iterable[Timer]) -> list[list[Any]]:
     """Return timers column by column, as GIVEN takes them."""
     return [list(column) for column in zip(*map(_row, timers), strict=True)]
+
+
+def transposed(values: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Return rows of values column by column, as `unnest` takes them."""
+    return [list(column) for column in zip(*values, strict=True)] or [[] for _ in range(width)]
 
 
 def timer(row: asyncpg.Record) -> Timer:

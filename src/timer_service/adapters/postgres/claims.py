@@ -1,0 +1,156 @@
+"""A claim: the locks of due timers, held for the length of one publish."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from timer_service.adapters.postgres import rows
+from timer_service.adapters.postgres.connections import (
+    Connection,
+    Connections,
+    affected,
+    commit,
+    is_open,
+    roll_back,
+)
+from timer_service.adapters.postgres.errors import translated
+from timer_service.domain.errors import StoreBusy, TransientError
+from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.timer import DueTimer
+from timer_service.ports.timer_store import TimerKey
+
+# The name of a timer's advisory lock; two timers with one name only make a call come again.
+FIRING: Final = "hashtextextended(tenant_id || '/' || service_call_id, 7401862650443172901)"
+
+# Of timers that are being fired but whose rows had to be given up: calls keep off them all the same.
+_KEEP_OFF_CALLS: Final = f"""
+SELECT pg_advisory_xact_lock({FIRING})
+FROM unnest($1::text[], $2::text[]) AS given_up(tenant_id, service_call_id)
+"""  # noqa: S608
+
+# What remains ours of a claim, once some of it was given up.
+_CLAIM_AGAIN: Final = """
+SELECT 1 FROM timer_schedules
+JOIN unnest($1::text[], $2::text[], $3::integer[]) AS kept(tenant_id, service_call_id, generation)
+  USING (tenant_id, service_call_id, generation)
+WHERE state = 'Scheduled'
+FOR UPDATE OF timer_schedules SKIP LOCKED
+"""
+
+# Publishing is done; the generation guard leaves alone what was rescheduled meanwhile.
+_MARK_REACHED: Final = """
+UPDATE timer_schedules AS t SET state = 'Reached', reached_at = event.reached_at
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::text[]::timestamptz[])
+  AS event(tenant_id, service_call_id, generation, reached_at)
+WHERE t.tenant_id = event.tenant_id AND t.service_call_id = event.service_call_id
+  AND t.generation = event.generation AND t.state = 'Scheduled'
+"""
+
+# After a commit whose answer was lost: how many bear our mark, whichever try set it.
+_COUNT_MARKED: Final = """
+SELECT count(*) FROM timer_schedules
+JOIN unnest($1::text[], $2::text[], $3::integer[], $4::text[]::timestamptz[])
+  AS event(tenant_id, service_call_id, generation, reached_at)
+  USING (tenant_id, service_call_id, generation, reached_at)
+WHERE state = 'Reached'
+"""
+
+
+class PostgresClaim:
+    """A transaction that holds the locks of due timers for the length of one publish."""
+
+    def __init__(self, connections: Connections, limit_s: float) -> None:
+        self._connections = connections
+        self._limit_s = limit_s
+        self._connection: Connection | None = None
+        self._using = asyncio.Lock()
+        self._in_doubt = False
+        self._held: dict[TimerKey, int] = {}
+        self.timers: Sequence[DueTimer] = []
+        self.more = False
+
+    @asynccontextmanager
+    async def begun(self) -> AsyncIterator[Connection]:
+        """Begin the transaction; it outlives this context."""
+        self._connection = connection = await self._connections.acquire()
+        try:
+            with translated(self._connections.where):
+                await self._connections.begin(connection, self._limit_s)
+                await connection.execute("SAVEPOINT nothing_claimed")
+                yield connection
+        except StoreBusy as error:
+            await self._connections.doubt(connection, error)
+            raise
+
+    async def hold(self, timers: list[DueTimer], *, more: bool) -> None:
+        """Keep these; where there are none, nothing needs to be held."""
+        self.timers = sorted(timers, key=lambda t: (t.due_at, t.tenant_id, t.service_call_id))
+        self.more = more
+        self._held = {(t.tenant_id, t.service_call_id): t.generation for t in timers}
+        if not timers:
+            await self.end()
+
+    async def give_up(self, keys: Iterable[TimerKey]) -> None:
+        """Let go of some timers whose commands cannot wait until their events are confirmed.
+
+        The generation guard protects them from the mark, an advisory lock from calls. The rest is locked
+        again at once; what another instance was quicker to lock is published twice, under one id.
+        """
+        async with self._using:
+            wanted = self._held.keys() & set(keys)
+            if self._connection is None or not wanted:
+                return
+            for key in wanted:
+                del self._held[key]
+            try:
+                await self._connection.execute("ROLLBACK TO SAVEPOINT nothing_claimed")
+                await self._connection.fetch(_KEEP_OFF_CALLS, *rows.transposed(wanted, 2))
+                # A new one: to go back to the first would give up the advisory locks.
+                await self._connection.execute("SAVEPOINT nothing_claimed")
+                kept = [(*key, generation) for key, generation in self._held.items()]
+                await self._connection.fetch(_CLAIM_AGAIN, *rows.transposed(kept, 3))
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                await self._end()
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        """Mark and commit in the claim's own transaction, or in another where that one is lost."""
+        if not events:
+            return 0
+        arguments = rows.transposed(
+            [(e.tenant_id, e.service_call_id, e.generation, rows.text(e.reached_at)) for e in events], 4
+        )
+        async with self._using:
+            if self._connection is not None and is_open(self._connection):
+                try:
+                    return await self._mark_and_commit(self._connection, arguments)
+                except TransientError:
+                    self._in_doubt = True  # The commit may have been done all the same.
+            await self._end()
+        async with self._connections.transaction() as connection:
+            marked = affected(await connection.execute(_MARK_REACHED, *arguments))
+            return int(await connection.fetchval(_COUNT_MARKED, *arguments)) if self._in_doubt else marked
+
+    async def _mark_and_commit(self, connection: Connection, arguments: list[list[Any]]) -> int:
+        try:
+            with translated(self._connections.where):
+                marked = affected(await connection.execute(_MARK_REACHED, *arguments))
+                await commit(connection)
+                return marked
+        finally:
+            await self._end()
+
+    async def end(self) -> None:
+        """Give back at once what was not marked."""
+        async with self._using:
+            await self._end()
+
+    async def _end(self) -> None:
+        connection, self._connection = self._connection, None
+        self._held = {}
+        if connection is not None:
+            if is_open(connection) and connection.is_in_transaction():
+                await roll_back(connection)
+            await self._connections.release(connection)

@@ -1,0 +1,148 @@
+"""Questions to the PostgreSQL store: none can end the process, none goes on without end."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import asyncpg
+import pytest
+
+from tests.support.clock import START
+from tests.support.postgres import execute, fresh_schema
+from tests.support.timers import ACME, at, call, correlation, schedule, scheduled_timer
+from timer_service.adapters.postgres import connections
+from timer_service.adapters.postgres.connections import Address, Connections, open_connections
+from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.domain.errors import (
+    CriticalError,
+    RequestRefused,
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+    TimerServiceError,
+)
+from timer_service.ports.timer_store import TimerQuery
+
+ANYTHING = [
+    *("a\0b", "\0", "\ud800", "a\udfffb", "", "'", "\\", "%s", "$1", "\uffff"),
+    *("x" * 100_000, "😀" * 300),
+]
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with fresh_schema() as address:
+        yield address
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresTimerStore]:
+    async with open_postgres_store(url, lambda: START) as it:
+        yield it
+
+
+@pytest.fixture
+async def answers(url: str) -> AsyncIterator[Connections]:
+    async with open_connections(Address(url, 0), 1, asked=True) as it:
+        yield it
+
+
+@pytest.mark.parametrize("text", ANYTHING, ids=ascii)
+async def test_no_text_that_is_asked_for_is_critical(store: PostgresTimerStore, text: str) -> None:
+    await store.apply([schedule("order-1", 60)], at(0))
+
+    questions = [
+        store.get(ACME, call(text)),
+        store.list_timers(TimerQuery(ACME, after=(at(61), call(text)))),
+        store.list_timers(TimerQuery(ACME, correlation_id=correlation(text))),
+    ]
+
+    for question in questions:
+        with suppress(RequestRefused):
+            assert not await question
+
+    assert await store.get(ACME, call("order-1")) == scheduled_timer("order-1", 60)
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"], ids=ascii)
+async def test_what_no_row_can_hold_is_refused(store: PostgresTimerStore, text: str) -> None:
+    with pytest.raises(RequestRefused):
+        await store.get(ACME, call(text))
+    with pytest.raises(RequestRefused):
+        await store.list_timers(TimerQuery(ACME, after=(at(0), call(text))))
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("22021", RequestRefused),
+        ("22P02", RequestRefused),
+        ("22008", RequestRefused),
+        ("42501", StoreBusy),
+        ("42P01", StoreBusy),
+        ("54000", StoreBusy),
+        ("57014", StoreBusy),
+        ("XX000", StoreBusy),
+        ("53100", StoreFull),
+        ("58030", StoreFailed),
+        ("58P01", StoreFailed),
+        ("XX001", StoreFailed),
+        ("XX002", StoreFailed),
+    ],
+)
+async def test_only_damage_is_critical_for_an_answer(
+    answers: Connections, url: str, code: str, error: type[TimerServiceError]
+) -> None:
+    await execute(
+        url,
+        "CREATE FUNCTION fail() RETURNS integer LANGUAGE plpgsql AS"
+        f" $$BEGIN RAISE EXCEPTION 'as the test asked' USING ERRCODE = '{code}'; END$$",
+    )
+
+    with pytest.raises(error, match=f"as the test asked \\({code}\\)") as caught:
+        await answers.ask("SELECT fail()")
+
+    assert isinstance(caught.value, CriticalError) == (error is StoreFailed)
+    assert [tuple(row) for row in await answers.ask("SELECT 1")] == [(1,)]
+
+
+async def test_what_tenants_are_told_names_no_host(store: PostgresTimerStore) -> None:
+    where = store._answers.where
+
+    for error in (StoreBusy(where), StoreFull(where), StoreFailed(where), RequestRefused(where)):
+        assert where not in error.public
+
+
+async def test_the_server_ends_a_question_that_takes_too_long(answers: Connections) -> None:
+    with pytest.raises(StoreBusy, match="statement timeout"):
+        await answers.ask("SELECT pg_sleep(3600)", limit_s=0.05)
+
+    assert [tuple(row) for row in await answers.ask("SELECT 1")] == [(1,)]
+
+
+async def test_every_question_has_a_limit_that_the_server_keeps(
+    store: PostgresTimerStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "QUESTION_LIMIT_S", 0.05)
+    monkeypatch.setattr("timer_service.adapters.postgres.store.STATEMENT_LIMIT_S", 0.05)
+    blocker = await asyncpg.connect(url)
+    await blocker.execute("BEGIN; LOCK TABLE timer_schedules IN ACCESS EXCLUSIVE MODE")
+
+    for question in (
+        store.get(ACME, call("order-1")),
+        store.list_timers(TimerQuery(ACME)),
+        store.list_timers(TimerQuery(ACME, correlation_id=correlation("request-1"))),
+        store.count(at(0)),
+    ):
+        with pytest.raises(StoreBusy, match="statement timeout"):
+            await question
+
+    await blocker.close()
+
+
+async def test_no_setting_of_a_question_outlives_it(answers: Connections) -> None:
+    before = await answers.fetch("SHOW statement_timeout")
+
+    await answers.ask("SELECT 1", limit_s=0.5)
+
+    assert await answers.fetch("SHOW statement_timeout") == before
+    assert [tuple(row) for row in await answers.fetch("SHOW transaction_read_only")] == [("off",)]

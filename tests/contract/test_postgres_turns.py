@@ -1,0 +1,182 @@
+"""Whose turn it is on PostgreSQL when more is due than a look may read."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.clock import START
+from tests.support.postgres import fresh_schema
+from tests.support.timers import at, schedule
+from timer_service.adapters.postgres import looks
+from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.domain.messages import Command, TenantId
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
+
+MINUTE = 60
+TENANTS = [f"tenant-{n:03}" for n in range(200)]
+
+
+@pytest.fixture(autouse=True)
+def small_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a look see little, so that small tables show what large ones would."""
+    monkeypatch.setattr(looks, "SWEEP_STEPS", 10)
+    monkeypatch.setattr(looks, "NEWEST_ROWS", 3)
+    monkeypatch.setattr(looks, "PASS_OVER", 3)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[PostgresTimerStore]:
+    async with fresh_schema() as url, open_postgres_store(url, lambda: START) as it:
+        yield it
+
+
+def backlog(tenant: str, count: int, first_s: float = -3600, step_s: float = 0.001) -> list[Command]:
+    return [
+        schedule(f"order-{n:04}", first_s + n * step_s, tenant=tenant, number=n + 1) for n in range(count)
+    ]
+
+
+async def fire(
+    store: PostgresTimerStore, limit: int = 5, held_back: HeldBack = NOTHING_HELD_BACK
+) -> tuple[list[str], bool]:
+    """Claim and mark one batch; return whose timers were in it, and whether there is more."""
+    async with store.claim_due(at(0), limit, held_back) as claim:
+        await claim.mark_reached([timer.reached(at(0)) for timer in claim.timers])
+        return [timer.tenant_id for timer in claim.timers], claim.more
+
+
+async def fire_all(
+    store: PostgresTimerStore, limit: int = 5, held_back: HeldBack = NOTHING_HELD_BACK, most: int = 200
+) -> list[list[str]]:
+    """Fire until no more is said to be due, within so many looks."""
+    batches = []
+    for _ in range(most):
+        tenants, more = await fire(store, limit, held_back)
+        batches.append(tenants)
+        if not more:
+            return batches
+    raise AssertionError(f"still more after {most} looks")
+
+
+async def test_every_tenant_has_its_turn_before_any_has_many(store: PostgresTimerStore) -> None:
+    await store.apply(backlog("large", 300, first_s=-7200), at(0))
+    await store.apply([each for tenant in TENANTS[:50] for each in backlog(tenant, 2)], at(0))
+
+    # Ten tenants are found with each look, and five can be claimed.
+    first = [tenant for _ in range(15) for tenant in (await fire(store))[0]]
+
+    assert {*TENANTS[:50], "large"} <= set(first)
+
+
+async def test_no_tenant_waits_for_the_backlog_of_another(store: PostgresTimerStore) -> None:
+    await store.apply(backlog("large", 500, first_s=-36_000, step_s=60), at(0))
+    await store.apply([schedule("order-1", -1, tenant="small")], at(0))
+
+    tenants, more = await fire(store)
+
+    assert ("small" in tenants, more) == (True, True)
+
+
+async def test_what_comes_late_into_an_old_backlog_is_found_within_one_sweep(
+    store: PostgresTimerStore,
+) -> None:
+    await store.apply(backlog("large", 600, first_s=-36_000, step_s=MINUTE), at(0))
+    await fire(store)
+    await store.apply([schedule("late", -18_000, tenant="small", number=1)], at(0))
+
+    # 60 pieces of ten minutes, ten with each look.
+    looks_until = 0
+    while "small" not in (await fire(store))[0]:
+        looks_until += 1
+        assert looks_until <= 8
+
+
+async def test_a_backlog_of_many_tenants_is_fired_whole_and_once(store: PostgresTimerStore) -> None:
+    lots = [backlog(tenant, 1 + n % 3, first_s=-3600 - n * 30) for n, tenant in enumerate(TENANTS)]
+    await store.apply([each for lot in lots for each in lot], at(0))
+
+    batches = await fire_all(store, limit=20)
+
+    assert Counter(tenant for batch in batches for tenant in batch) == {
+        tenant: 1 + n % 3 for n, tenant in enumerate(TENANTS)
+    }
+    assert await fire(store) == ([], False)
+
+
+async def test_a_backlog_that_is_held_back_hides_nobody(store: PostgresTimerStore) -> None:
+    # Held back over 500 minutes, so that one sweep takes several looks.
+    await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
+    await store.apply(backlog("other", 3, first_s=-15_000), at(0))
+    held = HeldBack(tenants=frozenset({TenantId("held")}))
+
+    batches = await fire_all(store, held_back=held, most=8)
+
+    assert [tenant for batch in batches for tenant in batch] == ["other"] * 3
+
+
+async def test_what_comes_due_beside_a_held_back_backlog_is_found_at_once(
+    store: PostgresTimerStore,
+) -> None:
+    await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
+    held = HeldBack(tenants=frozenset({TenantId("held")}))
+    await fire_all(store, held_back=held, most=8)
+
+    await store.apply([schedule("order-1", 0, tenant="other")], at(0))
+
+    assert await fire(store, held_back=held) == (["other"], False)
+
+
+async def test_a_backlog_that_only_waits_is_not_swept_without_a_rest(
+    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "SWEEP_REST_S", 3600.0)
+    await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
+    held = HeldBack(tenants=frozenset({TenantId("held")}))
+
+    sweeps = [len(await fire_all(store, held_back=held, most=8)) for _ in range(3)]
+
+    assert sweeps[0] > 1
+    assert sweeps[1:] == [1, 1]
+
+
+async def test_a_tenant_that_is_freed_has_its_turn_again(store: PostgresTimerStore) -> None:
+    await store.apply(backlog("held", 20), at(0))
+    await store.apply(backlog("other", 20), at(0))
+    held = HeldBack(tenants=frozenset({TenantId("held")}))
+    await fire(store, held_back=held)
+
+    tenants, _ = await fire(store, limit=6)
+
+    assert Counter(tenants) == {"held": 3, "other": 3}
+
+
+async def test_no_more_tenants_are_remembered_than_a_bound(
+    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "MOST_WAITING", 20)
+    await store.apply([each for tenant in TENANTS for each in backlog(tenant, 1)], at(0))
+
+    seen = 0
+    tenants: list[str] = []
+    more = True
+    while more:
+        batch, more = await fire(store, limit=2)
+        tenants += batch
+        seen = max(seen, len(store._turns._waiting))
+
+    assert seen <= 20 + 10 + 3
+    assert Counter(tenants) == dict.fromkeys(TENANTS, 1)
+
+
+async def test_timers_to_come_within_the_same_minutes_delay_but_do_not_hide(
+    store: PostgresTimerStore,
+) -> None:
+    await store.apply([schedule("later", 300, tenant=tenant) for tenant in TENANTS[:100]], at(0))
+    await store.apply(backlog("large", 100, first_s=-10), at(0))
+    await store.apply([schedule("order-1", -5, tenant="zz")], at(0))
+
+    batches = await fire_all(store, most=40)
+
+    assert Counter(tenant for batch in batches for tenant in batch) == {"large": 100, "zz": 1}
+    assert "zz" in [tenant for batch in batches[:12] for tenant in batch]
