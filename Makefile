@@ -23,8 +23,7 @@ run: install  ## Run the service with a broker of its own
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 3 --dist worksteal -m "not alone and not cluster"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster"
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster

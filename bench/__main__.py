@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from bench.beside import measure_answers, measure_purge
 from bench.harness import NotMeasured
 from bench.limits import Limits
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
@@ -56,6 +57,8 @@ PARTS: Final[dict[str, Measure]] = {
     "scale": measure_scale,
     "polls": measure_polls,
     "fairness": measure_fairness,
+    "answers": measure_answers,
+    "purge": measure_purge,
     "postgres": measure_postgres,
     "peers": measure_peers,
 }

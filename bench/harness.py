@@ -12,7 +12,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -118,7 +118,12 @@ class TimerService:
     """
 
     def __init__(
-        self, folder: Path, broker: Broker, db_path: Path, log_level: str, batch_size: int | None = None
+        self,
+        folder: Path,
+        broker: Broker,
+        db_path: Path,
+        log_level: str,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.db_path = db_path
         self._folder = folder
@@ -129,9 +134,8 @@ class TimerService:
             "TIMER_DB_PATH": str(db_path),
             "TIMER_HTTP_PORT": str(self._http_port),
             "TIMER_LOG_LEVEL": log_level,
+            **(settings or {}),
         }
-        if batch_size is not None:
-            self._settings["TIMER_BATCH_SIZE"] = str(batch_size)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "TimerService":
@@ -272,14 +276,16 @@ def rig(
     log_level: str = "warning",
     database: Path | None = None,
     batch_size: int | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Rig]:
     """Set up a broker and a service that is not started yet, on a copy of a database or a new one."""
+    chosen = {"TIMER_BATCH_SIZE": str(batch_size)} if batch_size is not None else {}
     folder.mkdir(parents=True)
     broker = Broker(folder / "broker")
     db_path = folder / "timers.db"
     if database is not None:
         _copy_to_disk(database, db_path)
-    service = TimerService(folder, broker, db_path, log_level, batch_size)
+    service = TimerService(folder, broker, db_path, log_level, {**chosen, **(settings or {})})
     try:
         yield Rig(folder, broker, service)
     finally:

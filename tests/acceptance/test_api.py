@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from tests.support.calls import call, call_raw
 from tests.support.messages import in_seconds, iso
+from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 from timer_service import wire
 
@@ -119,7 +120,7 @@ async def test_a_call_is_newer_than_every_command_in_the_stream(world: World) ->
     service.terminate()
     await world.schedule("acme", "a", "2020-01-01T00:00:00Z")
     consumer = await world.jetstream.pull_subscribe_bind("timer-service", world.commands_stream)
-    [held] = await consumer.fetch(1, timeout=5)
+    [held] = await consumer.fetch(1, timeout=PATIENCE_S)
     service.restart()
     service.wait_for_log("broker.connected")
 
@@ -240,9 +241,9 @@ async def test_a_reply_goes_to_inboxes_only(world: World) -> None:
 async def test_the_service_answers_the_micro_service_verbs(world: World) -> None:
     world.service().start_ready()
 
-    info = json.loads((await world.client.request("$SRV.INFO.timer", b"", timeout=5)).data)
-    ping = json.loads((await world.client.request("$SRV.PING.timer", b"", timeout=5)).data)
-    stats = json.loads((await world.client.request("$SRV.STATS.timer", b"", timeout=5)).data)
+    info = await _ask(world, "$SRV.INFO.timer")
+    ping = await _ask(world, "$SRV.PING.timer")
+    stats = await _ask(world, "$SRV.STATS.timer")
 
     assert info["name"] == ping["name"] == stats["name"] == "timer"
     endpoints = {endpoint["name"]: endpoint for endpoint in info["endpoints"]}
@@ -266,8 +267,8 @@ async def test_every_answer_has_the_shape_that_its_schema_says(world: World) -> 
         wire.GetAnswer: await call(world, "get", serviceCallId="a"),
         wire.ListAnswer: await call(world, "list", limit=1),
         wire.CancelAnswer: await call(world, "cancel", serviceCallId="a"),
-        wire.StatusAnswer: json.loads((await world.client.request("timer.status", b"", timeout=5)).data),
-        wire.ClockAnswer: json.loads((await world.client.request("timer.clock.accept", b"", timeout=5)).data),
+        wire.StatusAnswer: await _ask(world, "timer.status"),
+        wire.ClockAnswer: await _ask(world, "timer.clock.accept"),
     }
 
     for model, answer in answers.items():
@@ -279,7 +280,7 @@ async def test_the_statistics_count_errors_and_time(world: World) -> None:
     await call(world, "get", serviceCallId="nobody")
     await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
 
-    stats = json.loads((await world.client.request("$SRV.STATS.timer", b"", timeout=5)).data)
+    stats = await _ask(world, "$SRV.STATS.timer")
 
     found = {endpoint["name"]: endpoint for endpoint in stats["endpoints"]}
     counts = {name: (found[name]["num_requests"], found[name]["num_errors"]) for name in found}
@@ -302,3 +303,7 @@ async def test_the_api_is_there_again_after_the_broker_was_restarted(world: Worl
 
 async def _connected(world: World) -> bool:
     return world.client.stats["reconnects"] > 0 and world.client.is_connected
+
+
+async def _ask(world: World, subject: str) -> Any:
+    return json.loads((await world.client.request(subject, b"", timeout=PATIENCE_S)).data)

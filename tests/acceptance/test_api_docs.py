@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from tests.support.documents import code_words, marked_blocks, read, table
+from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 from timer_service.cli import exits
 from timer_service.domain.timer import Outcome
@@ -24,7 +25,7 @@ async def test_each_call_is_answered_as_shown(world: World) -> None:
 
     answers = {}
     for subject in subjects:
-        answer = await world.client.request(subject, blocks[f"call: {subject}"].encode(), timeout=5)
+        answer = await world.client.request(subject, blocks[f"call: {subject}"].encode(), timeout=PATIENCE_S)
         answers[subject] = json.loads(answer.data)
 
     shown = {subject: json.loads(blocks[f"answer: {subject}"]) for subject in subjects}
@@ -43,7 +44,7 @@ async def test_each_error_has_the_headers_that_are_shown(world: World) -> None:
     answers = {}
     for call in shown:
         subject, _, body = call.partition(" ")
-        answer = await world.client.request(subject, body.encode(), timeout=5)
+        answer = await world.client.request(subject, body.encode(), timeout=PATIENCE_S)
         answers[call] = (answer.data, answer.headers)
 
     assert answers == {call: (b"", headers) for call, headers in shown.items()}
@@ -55,7 +56,7 @@ async def test_the_status_has_the_fields_that_are_listed(world: World) -> None:
     section = read(DOCUMENT).partition("## status")[2].partition("## ")[0]
     listed = [word for line in section.splitlines() if line.startswith("| `") for word in _first_words(line)]
 
-    answer = await world.client.request("timer.status", b"", timeout=5)
+    answer = await world.client.request("timer.status", b"", timeout=PATIENCE_S)
 
     assert listed == list(json.loads(answer.data))
 
@@ -67,7 +68,7 @@ async def test_discovery_shows_the_endpoints_that_are_listed(world: World) -> No
         code_words(name)[0]: code_words(subject)[0].replace("<tenantId>", "*") for name, subject in rows
     }
 
-    answer = await world.client.request("$SRV.INFO.timer", b"", timeout=5)
+    answer = await world.client.request("$SRV.INFO.timer", b"", timeout=PATIENCE_S)
 
     endpoints = json.loads(answer.data)["endpoints"]
     assert {endpoint["name"]: endpoint["subject"] for endpoint in endpoints} == listed
@@ -83,7 +84,7 @@ async def test_the_python_program_schedules_a_timer(world: World) -> None:
         env={**os.environ, "NATS_URL": world.broker.url},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.messages import in_seconds, iso
+from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.world import World
 from timer_service.adapters.sqlite.backup import back_up
@@ -197,7 +198,7 @@ async def test_a_backup_that_runs_out_of_space_leaves_nothing_behind(tmp_path: P
         env={**os.environ, "TIMER_DB_PATH": "timers.db"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384)),
         check=False,
     )

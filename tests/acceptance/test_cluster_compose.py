@@ -21,6 +21,7 @@ from nats.aio.client import Client
 
 from tests.support.broker import free_port, nats_server_binary
 from tests.support.documents import ROOT, read
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import fresh_schema
 from tests.support.process import TimerServiceProcess
 from timer_service.config import Settings, env_name, load_settings, parse_duration
@@ -125,7 +126,7 @@ def _server(arguments: list[str], environment: dict[str, str]) -> Iterator[None]
         yield
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def _configuration(folder: Path, route: int) -> Path:
@@ -160,7 +161,7 @@ def test_a_broker_without_the_secret_of_the_routes_does_not_start(tmp_path: Path
     given = {key: value for key, value in _environment("nats-1", {}).items() if key != missing}
     command = [nats_server_binary(), "-t", "--config", str(ROOT / "deploy/nats/cluster.conf")]
 
-    tried = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+    tried = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
 
     assert tried.returncode != 0
     assert missing in tried.stderr
@@ -184,7 +185,7 @@ async def test_a_server_without_the_password_cannot_join_nor_speak_for_anybody(
             await stranger.flush()
             service = await _connect(port, user="service", password="secret", inbox_prefix="_INBOX.service")
             await service.publish("timer.events.globex.DueTimeReached", b"real")
-            first = await events.next_msg(timeout=60)
+            first = await events.next_msg(timeout=PATIENCE_S)
             for connection in (heard, stranger, service):
                 await connection.close()
 
@@ -203,7 +204,7 @@ async def test_a_server_with_the_password_joins(tmp_path: Path) -> None:
         await heard.flush()
         other = await _connect(other_port)
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not events.pending_msgs:
                 await other.publish("timer.events.globex.DueTimeReached", b"forged")
                 await other.flush()
@@ -219,7 +220,7 @@ def _stranger(port: int, route: str) -> list[str]:
 
 async def _connect(port: int, **options: Any) -> Client:
     url = f"nats://127.0.0.1:{port}"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(OSError, nats.errors.Error):
                 return await nats.connect(url, allow_reconnect=False, error_cb=_ignore, **options)
@@ -227,7 +228,7 @@ async def _connect(port: int, **options: Any) -> Client:
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await asyncio.sleep(0.02)
 

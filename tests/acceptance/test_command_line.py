@@ -9,14 +9,15 @@ import subprocess
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.broker import NatsServer
-from tests.support.messages import in_seconds, parse
+from tests.support.messages import in_seconds, iso, parse
+from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli, run_or_kill, start_cli
 from tests.support.world import World
 
@@ -31,7 +32,7 @@ Finished = subprocess.CompletedProcess[str]
 def cli(world: World, *arguments: str, **settings: object) -> Finished:
     """Run a command against the world's broker."""
     where: dict[str, Any] = {"broker_url": world.broker.url, "subject_prefix": world.prefix}
-    return run_cli(*arguments, cwd=world.folder, timeout_s=10, **{**where, **settings})
+    return run_cli(*arguments, cwd=world.folder, **{**where, **settings})
 
 
 def only_line(text: str) -> str:
@@ -69,6 +70,7 @@ async def test_schedule_says_when_the_timer_is_due_and_it_fires(world: World) ->
 async def test_schedule_for_a_program_says_everything_as_json(world: World) -> None:
     world.service().start_ready()
 
+    before, in_90_minutes = datetime.now(UTC), timedelta(minutes=90)
     arguments = ["--tenant", "acme", "--id", "order-42", "--in", "1h30m", "--json"]
     told = json.loads(said(cli(world, "schedule", *arguments), 0))
     row = await world.wait_for_row("acme", "order-42", state="Scheduled")
@@ -82,7 +84,7 @@ async def test_schedule_for_a_program_says_everything_as_json(world: World) -> N
         "stream": world.commands_stream,
         "sequence": row["stream_sequence"],
     }
-    assert abs(parse(told["dueAt"]) - in_seconds(5400)) < timedelta(seconds=30)
+    assert iso(before + in_90_minutes) <= told["dueAt"] <= iso(datetime.now(UTC) + in_90_minutes)
 
 
 async def test_schedule_at_a_time_keeps_it_in_utc_with_its_correlation_id(world: World) -> None:
@@ -251,7 +253,7 @@ class Watch:
     async def __aexit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
         if self._reading is not None:
             await self._reading
         for stream in (self.process.stdout, self.process.stderr):
@@ -260,7 +262,7 @@ class Watch:
 
     async def line(self) -> str:
         """Return the next line of output."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             return await asyncio.shield(self._next_line())
 
     def _next_line(self) -> "asyncio.Future[str]":
@@ -284,7 +286,7 @@ class Watch:
                     first = await asyncio.shield(self._next_line())
                 break
             except TimeoutError:
-                assert sent < 75, "watch shows nothing"
+                assert sent < PATIENCE_S / 0.2, "watch shows nothing"
         shown = first
         while f"ready-{sent - 1}" not in shown:
             shown = await self.line()
@@ -293,7 +295,7 @@ class Watch:
         """Return its exit code and what it said on stderr."""
         if number is not None:
             self.process.send_signal(number)
-        code = await asyncio.to_thread(self.process.wait, 15)
+        code = await asyncio.to_thread(self.process.wait, PATIENCE_S)
         assert self.process.stderr is not None
         return code, self.process.stderr.read()
 
@@ -312,7 +314,7 @@ async def test_watch_shows_an_event_with_its_lateness_in_one_line(world: World) 
     )
     assert shown is not None, line
     assert parse(shown[1]) == due
-    assert 0 <= int(shown[2]) < 2000
+    assert int(shown[2]) >= 0
 
 
 async def test_watch_for_a_program_prints_the_whole_event_and_its_lateness(world: World) -> None:
@@ -327,7 +329,7 @@ async def test_watch_for_a_program_prints_the_whole_event_and_its_lateness(world
     lateness_ms = shown.pop("latenessMs")
     assert shown == stored
     assert isinstance(lateness_ms, int)
-    assert 0 <= lateness_ms < 2000
+    assert lateness_ms >= 0
 
 
 async def test_watch_of_one_tenant_shows_no_other(world: World) -> None:
@@ -501,7 +503,7 @@ def test_config_ends_quietly_when_nobody_reads_it(tmp_path: Path) -> None:
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     os.close(writer)

@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from tests.support.broker import free_port, nats_server_binary
 from tests.support.documents import ROOT, code_words, read, table
 from tests.support.http import fetch
+from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 from timer_service.config import Settings, env_name, parse_duration
@@ -314,7 +315,7 @@ async def test_broker_and_service_run_as_compose_configures_them(tmp_path: Path,
     finally:
         service.close()
         broker.terminate()
-        broker.wait(timeout=10)
+        broker.wait(PATIENCE_S)
 
     assert health == (200, '{"status":"ok"}')
     assert (ended, complaints) == (0, [])

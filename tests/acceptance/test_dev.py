@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.broker import free_port
+from tests.support.patience import PATIENCE_S
 from tests.support.process import run_or_kill
 
 SCRIPT = str(Path(sysconfig.get_path("scripts")) / "timer-service")
 MODULE = [sys.executable, "-m", "timer_service"]
 GREETING_LINES = 8
-WAIT_S = 15.0
 
 
 class Dev:
@@ -79,7 +79,7 @@ class Dev:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -97,8 +97,8 @@ class Dev:
             yield shown
         finally:
             process.terminate()
-            process.wait(WAIT_S)
-            reader.join(5)
+            process.wait(PATIENCE_S)
+            reader.join(PATIENCE_S)
             process.stdout.close()
 
     def end(self, number: signal.Signals) -> int:
@@ -107,8 +107,8 @@ class Dev:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(WAIT_S)
-        self._reader.join(5)
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         return code
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         dev.close()
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
@@ -338,7 +338,7 @@ def test_a_kill_leaves_no_broker_behind_and_the_folder_is_free(start: Start) -> 
     broker = dev.broker_pid()
 
     dev.end(signal.SIGKILL)
-    until(lambda: has_ended(broker), "the broker to end", timeout_s=5)
+    until(lambda: has_ended(broker), "the broker to end")
     again = start().ready()
 
     assert again.end(signal.SIGTERM) == 0

@@ -20,6 +20,7 @@ import pytest
 from tests.support.broker import NatsServer
 from tests.support.documents import code_words, marked_blocks, read, table
 from tests.support.messages import encode, iso, parse, with_payload
+from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.world import World
 
@@ -148,7 +149,7 @@ async def test_the_permissions_let_a_tenant_do_its_own_work(guarded_world: World
     consumer = await guarded_world.jetstream.pull_subscribe(
         "timer.events.acme.DueTimeReached", durable="acme-billing", stream="TIMER_EVENTS"
     )
-    [message] = await consumer.fetch(1, timeout=10)
+    [message] = await consumer.fetch(1, timeout=PATIENCE_S)
     await message.ack_sync()
 
     assert json.loads(message.data)["payload"]["serviceCallId"] == "order-42"
@@ -177,7 +178,7 @@ async def test_the_permissions_keep_a_tenant_from_everything_else(guarded_world:
     answer = await guarded_world.client.request(
         f"{create}.timer.events.acme.DueTimeReached",
         encode({"stream_name": "TIMER_EVENTS", "config": wider}),
-        timeout=5,
+        timeout=PATIENCE_S,
     )
 
     refused = [re.findall('"(.+)"', error)[0] for error in errors]
@@ -196,7 +197,7 @@ async def test_a_forbidden_event_is_told_as_rejected_and_delays_nobody(tmp_path:
 
         await world.schedule("acme", "order-1", "2025-06-02T09:30:00+02:00")
         await world.schedule("globex", "order-1", "2025-06-02T09:30:00+02:00")
-        fired = await world.wait_for_events(1, "globex", timeout_s=4)
+        fired = await world.wait_for_events(1, "globex")
         failed = service.wait_for_log("publish.failed")
 
     assert [event["payload"]["serviceCallId"] for event in fired] == ["order-1"]
@@ -221,7 +222,7 @@ async def test_the_commands_of_the_readme_answer_as_shown(world: World) -> None:
                 subject_prefix=world.prefix,
             )
             replayed += [line, *answer.stdout.splitlines()]
-    fired, _ = watch.communicate(timeout=15)
+    fired, _ = watch.communicate(timeout=PATIENCE_S)
     replayed += fired.splitlines()
 
     assert [_masked(line) for line in replayed] == [_masked(line) for line in shown.splitlines()]
@@ -244,7 +245,7 @@ def test_the_greeting_of_make_run_is_shown_in_the_readme(tmp_path: Path) -> None
         printed = [process.stdout.readline().rstrip("\n") for _ in shown]
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
 
     assert [_words(line) for line in printed] == [_words(line) for line in shown]
 
@@ -305,7 +306,7 @@ def _run_snippet(marker: str, world: World) -> str:
         env={**os.environ, "NATS_URL": world.broker.url},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr

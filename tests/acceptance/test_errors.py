@@ -18,6 +18,7 @@ from tests.support.broker import free_port
 from tests.support.calls import call
 from tests.support.disk import Disk
 from tests.support.messages import in_seconds, iso
+from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_or_kill
 from tests.support.world import World
 
@@ -166,7 +167,7 @@ def counted_connections(port: int) -> Iterator[list[None]]:
         thread.start()
         yield seen
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(timeout=5)
+        thread.join(PATIENCE_S)
 
 
 # Critical, in the configuration
@@ -435,7 +436,7 @@ def test_a_service_that_waits_for_its_broker_says_so_once_and_stops_when_told(tm
 
 def _wait_for(seen: list[None], count: int) -> None:
     arrived = threading.Event()
-    for _ in range(1500):
+    for _ in range(int(PATIENCE_S / 0.01)):
         if len(seen) >= count:
             return
         arrived.wait(0.01)

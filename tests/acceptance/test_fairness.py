@@ -14,14 +14,12 @@ import pytest
 from nats.js.api import StreamConfig
 
 from tests.support.broker import NatsServer
-from tests.support.messages import ABSENT, encode, in_seconds, iso, parse, schedule
+from tests.support.messages import ABSENT, encode, in_seconds, iso, schedule
 from tests.support.process import TimerServiceProcess
-from tests.support.world import World
+from tests.support.world import NO_REDELIVERY_MS, World
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 FAR = 3600.0
-HELD_UP_MS = 3_000
-"""Far more than a busy machine needs, far less than waiting for a time-out, a redelivery or a backlog."""
 
 
 async def _stopped_service(world: World, **settings: object) -> TimerServiceProcess:
@@ -58,11 +56,6 @@ def _calls(events: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     return dict(calls)
 
 
-def _lateness_ms(event: dict[str, Any]) -> float:
-    payload = event["payload"]
-    return (parse(payload["reachedAt"]) - parse(payload["dueAt"])) / timedelta(milliseconds=1)
-
-
 # Backlogs
 
 
@@ -72,7 +65,7 @@ async def test_a_backlog_of_one_tenant_does_not_hold_up_the_one_timer_of_another
     _insert_due(world, [*backlog, ("small", "order-1", in_seconds(0))])
 
     service.restart()
-    await world.wait_for_event_count(20_001, timeout_s=60)
+    await world.wait_for_event_count(20_001)
     events = await world.events()
 
     position = [event["tenantId"] for event in events].index("small")
@@ -87,12 +80,15 @@ async def test_a_timer_that_comes_due_during_a_backlog_fires_before_most_of_it(w
     service.restart()
     service.wait_for_log("batch.fired")
     await world.schedule("small", "order-1", in_seconds(0))
-    await world.wait_for_event_count(3_001, timeout_s=60)
+    await world.wait_for_event_count(3_001)
     events = await world.events()
+    row = await world.wait_for_row("small", "order-1", state="Reached")
 
     position = [event["tenantId"] for event in events].index("small")
-    assert position < 1_500
-    assert _lateness_ms(events[position]) <= HELD_UP_MS
+    known_since = max(row["due_at"], row["registered_at"])
+    overtook = [event for event in events[:position] if event["payload"]["reachedAt"] > known_since]
+    # Both lanes may have had a batch in hand, and one more each is generous.
+    assert len(overtook) <= 4 * 20, "it waited for the backlog"
 
 
 async def test_every_tenants_backlog_fires_oldest_first_and_small_ones_are_done_early(world: World) -> None:
@@ -108,7 +104,7 @@ async def test_every_tenants_backlog_fires_oldest_first_and_small_ones_are_done_
     _insert_due(world, backlogs["big"] + younger)
 
     service.restart()
-    await world.wait_for_event_count(sum(sizes.values()), timeout_s=60)
+    await world.wait_for_event_count(sum(sizes.values()))
     tenants = [event["tenantId"] for event in await world.events()]
     calls = _calls(await world.events())
 
@@ -163,11 +159,10 @@ async def test_a_tenant_that_may_not_be_published_holds_up_nobody_and_fires_once
     states = {row["state"] for row in world.rows("WHERE tenant_id = 'bad'")}
     world.broker.reconfigure(OPEN)
     world.broker.reload()
-    await world.wait_until_all_reached(len(calls) + 50, timeout_s=30)
+    await world.wait_until_all_reached(len(calls) + 50)
     await world.wait_for_broker()
 
     assert _calls(events) == {"good": calls}
-    assert max(map(_lateness_ms, events)) <= HELD_UP_MS
     assert states == {"Scheduled"}
     after = _calls((await world.events())[len(calls) :])
     assert sorted(after["bad"]) == [f"order-{number:02}" for number in range(50)]
@@ -186,7 +181,7 @@ async def test_a_tenant_that_may_not_be_published_does_not_stop_one_that_differs
 
     service.restart()
     await world.wait_for_event_count(50)
-    await world.until(marked, "what was published to be marked", HELD_UP_MS / 1000)
+    await world.until(marked, "what was published to be marked")
 
     assert {tenant: sorted(fired) for tenant, fired in _calls(await world.events()).items()} == {"BAD": calls}
     assert {row["state"] for row in world.rows("WHERE tenant_id = 'bad'")} == {"Scheduled"}
@@ -207,10 +202,9 @@ async def test_a_tenant_without_a_stream_holds_up_nobody_and_fires_once_it_has_o
     await world.jetstream.update_stream(
         StreamConfig(name=world.events_stream, subjects=[f"{world.prefix}.events.>"])
     )
-    await world.wait_until_all_reached(len(calls) + 50, timeout_s=30)
+    await world.wait_until_all_reached(len(calls) + 50)
 
     assert _calls(events) == {"good": calls}
-    assert max(map(_lateness_ms, events)) <= HELD_UP_MS
     assert states == {"Scheduled"}
     after = _calls((await world.events())[len(calls) :])
     assert sorted(after["bad"]) == [f"order-{number:02}" for number in range(50)]
@@ -220,7 +214,7 @@ async def test_tenants_that_keep_failing_do_not_delay_the_commands_of_others(wor
     await world.jetstream.add_stream(
         StreamConfig(name=world.events_stream, subjects=[f"{world.prefix}.events.good.>"])
     )
-    service = world.service().start_ready()
+    service = world.service(ack_wait=NO_REDELIVERY_MS).start_ready()
     rounds, at_a_time = 400, 10
 
     for number in range(rounds):
@@ -229,11 +223,11 @@ async def test_tenants_that_keep_failing_do_not_delay_the_commands_of_others(wor
         for part in range(at_a_time):
             await _publish(world, "good", f"order-{number}-{part}")
         await asyncio.sleep(0.004)  # So that commands keep coming while others fail.
-    await world.wait_for_event_count(rounds * at_a_time, timeout_s=30)
-    late = max(map(_lateness_ms, await world.events()))
+    await world.wait_for_event_count(rounds * at_a_time)
+    await world.wait_until_consumed()
 
     assert service.events("publish.failed") != []
-    assert late <= HELD_UP_MS, f"a command came {late:.0f} ms late: it was lost and delivered again"
+    assert await world.deliveries() == rounds * at_a_time + 16, "a command was lost and delivered again"
 
 
 async def test_one_timer_that_is_too_large_to_publish_holds_up_nobody(world: World) -> None:
@@ -254,11 +248,10 @@ async def test_one_timer_that_is_too_large_to_publish_holds_up_nobody(world: Wor
     world.broker.stop()
     world.broker.reconfigure("")
     world.broker.start()
-    await world.wait_until_all_reached(len(calls) + 1, timeout_s=30)
+    await world.wait_until_all_reached(len(calls) + 1)
     await world.wait_for_broker()
 
     assert _calls(events) == {"acme": calls}
-    assert max(map(_lateness_ms, events)) <= HELD_UP_MS
     assert _calls(await world.events()) == {"acme": [*calls, large]}
 
 

@@ -21,7 +21,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cli(world: World, *arguments: str) -> str:
     """Run a command that must do its work, and return what it printed."""
-    done = run_cli(*arguments, cwd=world.folder, timeout_s=60, broker_url=world.broker.url)
+    done = run_cli(*arguments, cwd=world.folder, broker_url=world.broker.url)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 

@@ -19,6 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from tests.support.broker import NatsServer
 from tests.support.documents import ROOT
 from tests.support.messages import encode, in_seconds, schedule
+from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_cli
 from timer_service.client import TimerClient
 
@@ -31,7 +32,6 @@ ACKNOWLEDGEMENTS_TO_COME = "feature_flags { js_ack_fc_v2: true }"
 LONG_AGO = "2020-01-01T00:00:00Z"
 FAR_AHEAD = "9999-01-01T00:00:00Z"
 JETSTREAM_NOT_ENABLED = 10039
-WAIT_S = 10.0
 
 
 @dataclass
@@ -52,7 +52,7 @@ class User:
         await self.connection.flush()
 
     async def call(self, subject: str, **request: Any) -> dict[str, Any]:
-        answer = await self.connection.request(subject, json.dumps(request).encode(), timeout=WAIT_S)
+        answer = await self.connection.request(subject, json.dumps(request).encode(), timeout=PATIENCE_S)
         assert not answer.headers, answer.headers
         result: dict[str, Any] = json.loads(answer.data)
         return result
@@ -141,7 +141,7 @@ class Site:
         consumer = await tenant.connection.jetstream(**domain).pull_subscribe_bind(
             CONSUMERS[name], "TIMER_EVENTS"
         )
-        [message] = await consumer.fetch(1, timeout=WAIT_S)
+        [message] = await consumer.fetch(1, timeout=PATIENCE_S)
         await message.ack_sync()
         await consumer.unsubscribe()
         event: dict[str, Any] = json.loads(message.data)
@@ -262,7 +262,7 @@ async def test_a_tenant_creates_its_consumer_and_reads_its_events(one_account: S
         consumer = await user.connection.jetstream().pull_subscribe(
             f"timer.events.{tenant}.DueTimeReached", durable=CONSUMERS[tenant], stream="TIMER_EVENTS"
         )
-        [message] = await consumer.fetch(1, timeout=WAIT_S)
+        [message] = await consumer.fetch(1, timeout=PATIENCE_S)
         await message.ack_sync()
         forbidden = await user.forbidden()
 
@@ -348,7 +348,7 @@ async def test_a_consumer_cannot_ask_for_more_than_its_subject_says(
         answer = await acme.connection.request(
             "$JS.API.CONSUMER.CREATE.TIMER_EVENTS.acme-billing.timer.events.acme.DueTimeReached",
             json.dumps({"stream_name": "TIMER_EVENTS", "config": config}).encode(),
-            timeout=WAIT_S,
+            timeout=PATIENCE_S,
         )
 
     assert json.loads(answer.data)["error"]["code"] == 400
@@ -383,7 +383,7 @@ async def test_each_tenant_hears_of_its_own_timers_only(either: Site) -> None:
             await globex.send("globex", call, LONG_AGO)
             await acme.send("acme", call, LONG_AGO)
         events = {
-            tenant: [json.loads((await listener.next_msg(timeout=WAIT_S)).data) for _ in range(2)]
+            tenant: [json.loads((await listener.next_msg(timeout=PATIENCE_S)).data) for _ in range(2)]
             for tenant, listener in heard.items()
         }
 
@@ -433,7 +433,7 @@ async def test_a_tenant_cannot_forge_the_confirmation_of_another_s_event(
     async with site.user("operator") as operator, site.user("acme") as acme, site.user("globex") as globex:
         heard = await acme.connection.subscribe("timer.events.acme.DueTimeReached")
         await acme.send("acme", "own", LONG_AGO)
-        inbox, batch, _ = (await heard.next_msg(timeout=WAIT_S)).reply.rsplit(".", 2)
+        inbox, batch, _ = (await heard.next_msg(timeout=PATIENCE_S)).reply.rsplit(".", 2)
         await asyncio.to_thread(site.service.wait_for_log, "batch.fired")
         # From here on the broker confirms no event, so that any confirmation is forged.
         await operator.connection.jetstream().update_stream(
@@ -454,7 +454,7 @@ async def test_what_a_subscriber_sees_does_not_give_the_service_s_other_inboxes_
         heard = await acme.connection.subscribe("timer.events.acme.DueTimeReached")
         await acme.settle()
         await acme.send("acme", "seen", LONG_AGO)
-        seen = (await heard.next_msg(timeout=WAIT_S)).reply.split(".")
+        seen = (await heard.next_msg(timeout=PATIENCE_S)).reply.split(".")
         named = (await operator.call("$SRV.PING.timer"))["id"]
 
     assert [token for token in seen if token[:12] == named[:12]] == []
@@ -480,7 +480,7 @@ async def test_the_server_writes_the_tenant_of_an_account(accounts: Site) -> Non
         await operator.settle()
         await acme.send("acme", "renamed", FAR_AHEAD, subject="timer.commands.globex.ScheduleTimer")
         await acme.send("globex", "foreign", FAR_AHEAD)
-        letter = await letters.next_msg(timeout=WAIT_S)
+        letter = await letters.next_msg(timeout=PATIENCE_S)
         await _until_kept(operator, "acme", "renamed")
         of_globex = await operator.call("timer.api.globex.list", dueFrom=FAR_AHEAD)
 
@@ -523,9 +523,9 @@ async def test_an_account_cannot_listen_to_another_s_events(accounts: Site) -> N
         await acme.settle()
         heard = await globex.connection.subscribe("timer.events.globex.DueTimeReached")
         await globex.send("globex", "secret", LONG_AGO)
-        await heard.next_msg(timeout=WAIT_S)
+        await heard.next_msg(timeout=PATIENCE_S)
         await acme.connection.publish("timer.marker")
-        message = await everything.next_msg(timeout=WAIT_S)
+        message = await everything.next_msg(timeout=PATIENCE_S)
 
     assert message.subject == "timer.marker"
 
@@ -554,10 +554,10 @@ async def test_an_operator_sees_every_timer_and_sends_a_letter_again(either: Sit
         letters = await operator.connection.subscribe("timer.deadletter.acme")
         await operator.settle()
         await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"[]")
-        await letters.next_msg(timeout=WAIT_S)
+        await letters.next_msg(timeout=PATIENCE_S)
         *_, letter = await client.dead_letters("acme", in_seconds(-3600), 100)
         await client.publish_again(letter["subject"], b"[] again", letter_sequence=letter["letter"])
-        again = json.loads((await letters.next_msg(timeout=WAIT_S)).data)
+        again = json.loads((await letters.next_msg(timeout=PATIENCE_S)).data)
         discovered = await operator.call("$SRV.PING.timer")
         status = await client.status()
         forbidden = await operator.forbidden()
@@ -634,7 +634,7 @@ async def _try_all(user: User, publications: list[str], subscriptions: list[str]
 async def _is_answered(user: User, subject: str) -> bool:
     """Tell whether anybody answers, other than the broker that this account has no JetStream."""
     try:
-        answer = await user.connection.request(subject, b"{}", timeout=WAIT_S)
+        answer = await user.connection.request(subject, b"{}", timeout=PATIENCE_S)
     except nats.errors.NoRespondersError:
         return False
     return bool(json.loads(answer.data)["error"]["err_code"] != JETSTREAM_NOT_ENABLED)
@@ -647,7 +647,7 @@ async def _one_round(site: Site, call: str) -> Round:
         await acme.settle()
         await acme.send("acme", call, LONG_AGO)
         await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"no command")
-        letter = json.loads((await letters.next_msg(timeout=WAIT_S)).data)
+        letter = json.loads((await letters.next_msg(timeout=PATIENCE_S)).data)
         event = await site.next_event(acme, "acme")
     await _until_all_is_acknowledged(site)
     complaints = [line["detail"] for line in site.service.events("broker.error")]
@@ -668,10 +668,10 @@ async def _forge(tenant: User, inbox: str, last_batch: int) -> None:
 
 async def _until_kept(operator: User, tenant: str, call: str) -> None:
     """Wait until the service has the timer."""
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             answer = await operator.connection.request(
-                f"timer.api.{tenant}.get", json.dumps({"serviceCallId": call}).encode(), timeout=WAIT_S
+                f"timer.api.{tenant}.get", json.dumps({"serviceCallId": call}).encode(), timeout=PATIENCE_S
             )
             if not answer.headers:
                 return
@@ -681,7 +681,7 @@ async def _until_kept(operator: User, tenant: str, call: str) -> None:
 async def _until_all_is_acknowledged(site: Site) -> None:
     async with site.user("monitor") as monitor:
         jetstream = monitor.connection.jetstream()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (await jetstream.stream_info("TIMER_COMMANDS")).state.messages:
                 await asyncio.sleep(0.02)
 

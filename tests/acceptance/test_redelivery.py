@@ -10,6 +10,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import RetentionPolicy, StreamConfig
 
 from tests.support.messages import in_seconds, iso
+from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess
 from tests.support.world import World
 
@@ -28,7 +29,7 @@ async def _stopped_service(world: World) -> TimerServiceProcess:
 async def _take_one(world: World) -> Msg:
     """Receive the next command in the service's place, and leave it unacknowledged."""
     commands = await world.jetstream.pull_subscribe_bind(CONSUMER, stream=world.commands_stream)
-    (message,) = await commands.fetch(1, timeout=5)
+    (message,) = await commands.fetch(1, timeout=PATIENCE_S)
     return message
 
 

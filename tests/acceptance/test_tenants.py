@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.broker import NatsServer
 from tests.support.messages import cancel, encode, in_seconds, iso, schedule, with_payload
+from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -193,7 +194,7 @@ async def test_subject_permissions_are_all_that_keeps_a_tenant_to_its_own(closed
     )
     await acme.publish("timer.commands.umbrella.CancelTimer", encode(cancel("umbrella", "order-2")))
     await acme.flush()
-    event = await own.next_msg(timeout=10)
+    event = await own.next_msg(timeout=PATIENCE_S)
     await _fire_marker(world)
     await acme.flush()
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.support.messages import ABSENT, cancel, in_seconds, iso, parse, schedule, with_payload
+from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -377,7 +378,7 @@ async def test_an_event_has_exactly_the_fields_of_the_contract(world: World) -> 
     command = schedule("acme", "order-1", due, correlationId="request-7", causationId="click-9")
 
     await world.send(command)
-    message = await received.next_msg(timeout=10)
+    message = await received.next_msg(timeout=PATIENCE_S)
     (event,) = await world.wait_for_events(1)
 
     reached_at, event_id = event["payload"]["reachedAt"], uuid.UUID(event["id"])

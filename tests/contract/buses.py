@@ -15,6 +15,7 @@ from nats.js.errors import NotFoundError
 
 from tests.support.broker import NatsServer
 from tests.support.clock import ManualClock
+from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
@@ -23,7 +24,6 @@ from timer_service.domain.messages import EPOCH
 from timer_service.ports.event_bus import EventBus
 
 BATCH_SIZE = 10
-WAIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class Line(Protocol):
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     """Wait until a condition holds."""
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not await condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise AssertionError(f"waited {WAIT_S} s for {what}") from None
+        raise AssertionError(f"waited {PATIENCE_S} s for {what}") from None
 
 
 class MemoryLine:

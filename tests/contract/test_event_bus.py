@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.contract.buses import BATCH_SIZE, WAIT_S, Line, Stored, until
+from tests.contract.buses import BATCH_SIZE, Line, Stored, until
 from tests.support import messages
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, reached
 from timer_service.adapters.codec import encode_event
 from timer_service.domain.errors import BusUnavailable, RefusalReason
@@ -35,7 +36,7 @@ async def send_rubbish(line: Line, body: bytes = b"rubbish", tail: str = "acme.S
 
 
 async def receive(line: Line) -> CommandBatch:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         return await line.bus.receive()
 
 
@@ -405,7 +406,7 @@ async def test_published_events_are_confirmed_and_stored_in_order_under_their_id
 
 
 async def test_publishing_nothing_is_over_at_once(line: Line) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         results = await line.bus.publish([])
 
     assert results == []
@@ -575,7 +576,7 @@ async def test_receiving_can_be_cancelled_at_any_moment_without_a_loss(line: Lin
         await send_schedule(line, name)
     batches: list[CommandBatch] = []
 
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         attempt = 0
         while len(names(batches)) < len(sent):
             attempt += 1

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from tests.support.clock import START, ManualClock
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import (
     USER_WITH_PASSWORD,
     DatabaseClock,
@@ -44,7 +45,6 @@ from timer_service.domain.timer import DueTimer, Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery, TimerStore
 
 REPOSITORY = Path(__file__).parents[2]
-WAIT_S = 20.0
 NOW = at(0)
 
 
@@ -91,11 +91,11 @@ async def query(url: str, sql: str, *parameters: object) -> list[tuple[Any, ...]
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not await condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise AssertionError(f"waited {WAIT_S} s for {what}") from None
+        raise AssertionError(f"waited {PATIENCE_S} s for {what}") from None
 
 
 async def until_waiting(url: str, count: int = 1) -> None:
@@ -619,7 +619,7 @@ async def test_a_call_neither_changes_nor_waits_for_a_timer_that_an_instance_has
     clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LOCK_LIMIT_S", 3600.0)
-    async with group(clock.url, 2) as (first, second), asyncio.timeout(WAIT_S):
+    async with group(clock.url, 2) as (first, second), asyncio.timeout(PATIENCE_S):
         await first.apply([schedule("order-1", 0, number=1)], at(-10))
 
         async with first.claim_due(NOW, 10):
@@ -964,7 +964,7 @@ async def test_a_nearer_timer_is_told_to_every_instance_that_listens(url: str) -
         open_postgres_store(url, clock.now) as listener,
         listener.listen(heard.put_nowait),
     ):
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             first = await heard.get()  # Look now: the connection is new.
             await teller.apply([schedule("order-1", 60, number=1)], NOW)
             await teller.apply([schedule("order-2", 90, number=2)], NOW)
@@ -982,7 +982,7 @@ async def test_a_listener_connects_again_and_asks_for_a_look(
 ) -> None:
     monkeypatch.setattr("timer_service.adapters.postgres.hints.RECONNECT_PAUSE_S", 0.01)
     heard: asyncio.Queue[datetime] = asyncio.Queue()
-    async with store.listen(heard.put_nowait), asyncio.timeout(WAIT_S):
+    async with store.listen(heard.put_nowait), asyncio.timeout(PATIENCE_S):
         await heard.get()
 
         await end_sessions(url)
@@ -992,7 +992,7 @@ async def test_a_listener_connects_again_and_asks_for_a_look(
 
 async def test_what_others_send_on_the_channel_does_no_harm(url: str, store: PostgresTimerStore) -> None:
     heard: asyncio.Queue[datetime] = asyncio.Queue()
-    async with store.listen(heard.put_nowait), asyncio.timeout(WAIT_S):
+    async with store.listen(heard.put_nowait), asyncio.timeout(PATIENCE_S):
         await heard.get()
         for payload in ("", "soon", "9" * 40, "1767268860000"):
             await query(url, "SELECT pg_notify('timer_due_' || current_schema(), $1)", payload)

@@ -10,7 +10,8 @@ import sysconfig
 import time
 from pathlib import Path
 
-READY_TIMEOUT_S = 10.0
+from tests.support.patience import PATIENCE_S
+
 SHIPPED_PERMISSIONS = Path(__file__).parents[2] / "deploy" / "nats" / "roles.conf"
 SERVICE_LOGIN = {
     "broker_user": "service",
@@ -98,11 +99,11 @@ class NatsServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGCONT)
             self._process.send_signal(how)
-            self._process.wait(timeout=10)
+            self._process.wait(PATIENCE_S)
             self._process = None
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as link:
                 if link.recv(4) == b"INFO":

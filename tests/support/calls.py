@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 
 
@@ -14,7 +15,7 @@ async def call(world: World, endpoint: str, tenant: str = "acme", **request: Any
 async def call_raw(
     world: World, subject: str, body: bytes, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    answer = await world.client.request(subject, body, timeout=5, headers=headers)
+    answer = await world.client.request(subject, body, timeout=PATIENCE_S, headers=headers)
     found = answer.headers or {}
     if "Nats-Service-Error" in found:
         return {"code": found["Nats-Service-Error-Code"], "error": found["Nats-Service-Error"]}

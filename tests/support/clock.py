@@ -3,8 +3,10 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+from tests.support.patience import PATIENCE_S
+
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-REAL_LIMIT_S = 20.0
+REAL_LIMIT_S = PATIENCE_S
 TURNS_TO_REST = 50
 
 

@@ -5,11 +5,13 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
+
 
 def fetch(port: int, path: str) -> tuple[int, str]:
     """Return the status and the body of a page."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -23,6 +23,7 @@ from urllib.parse import quote, urlsplit
 import asyncpg
 
 from tests.support.broker import free_port
+from tests.support.patience import PATIENCE_S
 from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
 from timer_service.domain.messages import Command, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer
@@ -35,7 +36,6 @@ from timer_service.ports.timer_store import (
     TimerStore,
 )
 
-READY_TIMEOUT_S = 30.0
 UNPRIVILEGED_USER = "nobody"
 """PostgreSQL refuses to run as root; where the tests do, it runs as this user."""
 
@@ -129,7 +129,7 @@ class PostgresServer:
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(timeout=20)
+            self._process.wait(PATIENCE_S)
             self._process = None
 
     def _run(self, command: str, *arguments: str) -> None:
@@ -143,7 +143,7 @@ class PostgresServer:
         )
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         ready = [str(self._binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         while subprocess.run(ready, check=False).returncode != 0:
             log = (self.folder / "log").read_text(errors="replace")[-2000:]

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LOG_TIMEOUT_S = 15.0
-EXIT_TIMEOUT_S = 20.0
+from tests.support.patience import PATIENCE_S
 
 
 class TimerServiceProcess:
@@ -67,7 +66,7 @@ class TimerServiceProcess:
         def found() -> list[dict[str, Any]]:
             return [line for line in self.log if line.get("event") == event and where(line)]
 
-        deadline = time.monotonic() + LOG_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         with self._changed:
             while len(found()) < count:
                 left = deadline - time.monotonic()
@@ -100,8 +99,8 @@ class TimerServiceProcess:
     def wait(self) -> int:
         assert self._process is not None
         assert self._reader is not None
-        code = self._process.wait(timeout=EXIT_TIMEOUT_S)
-        self._reader.join(timeout=5)
+        code = self._process.wait(timeout=PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         return code
 
     def close(self) -> None:
@@ -128,7 +127,7 @@ class TimerServiceProcess:
 
 
 def run_cli(
-    *arguments: str, cwd: Path, timeout_s: float = 30.0, **settings: object
+    *arguments: str, cwd: Path, timeout_s: float = PATIENCE_S, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
     """Run one command of the command line to its end."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
@@ -159,7 +158,7 @@ def start_cli(*arguments: str, cwd: Path, **settings: object) -> "subprocess.Pop
 
 
 def run_or_kill(
-    *arguments: str, cwd: Path, timeout_s: float = 10.0, **settings: object
+    *arguments: str, cwd: Path, timeout_s: float = PATIENCE_S, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command that must end by itself; one that does not is killed, and its code is -9."""
     process = start_cli(*arguments, cwd=cwd, **settings)

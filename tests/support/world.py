@@ -18,9 +18,11 @@ from nats.js.errors import NotFoundError
 
 from tests.support import messages
 from tests.support.broker import NatsServer
+from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess
 
-WAIT_S = 15.0
+NO_REDELIVERY_MS = 600_000
+"""As TIMER_ACK_WAIT: a command that got stuck does not come again while the test lives, so that it shows."""
 
 
 class World:
@@ -106,23 +108,24 @@ class World:
         subscription = await self.jetstream.subscribe(subject, stream=name, ordered_consumer=True)
         found: list[tuple[str, bytes, dict[str, str]]] = []
         try:
+            consumer = await subscription.consumer_info()
+            if consumer.num_pending == 0 and consumer.delivered and consumer.delivered.consumer_seq == 0:
+                return []
             while True:
-                message = await subscription.next_msg(timeout=2)
+                message = await subscription.next_msg(timeout=PATIENCE_S)
                 found.append((message.subject, message.data, message.headers or {}))
                 if message.metadata.num_pending == 0:
                     return found
-        except TimeoutError:
-            return found
         finally:
             await subscription.unsubscribe()
 
     async def wait_for_events(
-        self, count: int, tenant: str | None = None, timeout_s: float = WAIT_S
+        self, count: int, tenant: str | None = None, timeout_s: float = PATIENCE_S
     ) -> list[dict[str, Any]]:
         """Wait until the stream holds so many events and return them all."""
         return await self._wait_for_count(lambda: self.events(tenant), count, timeout_s)
 
-    async def wait_for_event_count(self, count: int, timeout_s: float = WAIT_S) -> None:
+    async def wait_for_event_count(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the stream holds so many events, without reading them; an outage only delays it."""
 
         async def enough() -> bool:
@@ -132,7 +135,7 @@ class World:
 
         await self.until(enough, f"{count} events", timeout_s)
 
-    async def wait_for_letters(self, count: int, timeout_s: float = WAIT_S) -> list[dict[str, Any]]:
+    async def wait_for_letters(self, count: int, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
         return await self._wait_for_count(self.letters, count, timeout_s)
 
     async def _wait_for_count(
@@ -148,7 +151,7 @@ class World:
         return found
 
     async def until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = WAIT_S
+        self, condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S
     ) -> None:
         """Wait until a condition holds; fail with `what` where it does not."""
         deadline = time.monotonic() + timeout_s
@@ -156,7 +159,7 @@ class World:
             assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
             await asyncio.sleep(0.02)
 
-    async def wait_until_consumed(self, timeout_s: float = WAIT_S) -> None:
+    async def wait_until_consumed(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the service has acknowledged or set aside every command."""
 
         async def empty() -> bool:
@@ -175,7 +178,13 @@ class World:
 
         await self.until(answers, "the broker to answer")
 
-    async def wait_until_all_reached(self, count: int, timeout_s: float = WAIT_S) -> None:
+    async def deliveries(self) -> int:
+        """Return how often the broker gave the service a command; one that came again counts again."""
+        consumer = await self.jetstream.consumer_info(self.commands_stream, "timer-service")
+        assert consumer.delivered is not None
+        return int(consumer.delivered.consumer_seq)
+
+    async def wait_until_all_reached(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the file holds so many timers and every one is marked as reached."""
 
         async def reached() -> bool:

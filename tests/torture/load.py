@@ -17,6 +17,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from tests.support import messages
+from tests.support.patience import PATIENCE_S
 from tests.torture.ledger import Ledger, Order, read_event
 
 TENANTS = ("acme", "Acme", "globex", "initech", "umbrella")
@@ -181,7 +182,7 @@ class Tenants:
         puller = await self.jetstream.pull_subscribe_bind(consumer=name, stream=stream)
         left = 1
         while left:
-            batch = await puller.fetch(1000, timeout=10)
+            batch = await puller.fetch(1000, timeout=PATIENCE_S)
             for message in batch:
                 await message.ack()
             found += batch
