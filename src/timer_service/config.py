@@ -14,6 +14,7 @@ from dotenv import dotenv_values
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from timer_service.addresses import MASK, is_clear, masked
 from timer_service.domain.errors import InvalidConfiguration
 
 ENV_PREFIX = "TIMER_"
@@ -64,7 +65,7 @@ def _server_list(text: str) -> str:
     for server in servers:
         url = urlsplit(server)
         # Reading the port raises ValueError where it is none.
-        if url.scheme not in _SCHEMES or not url.hostname or url.port == 0:
+        if url.scheme not in _SCHEMES or not url.hostname or url.port == 0 or not is_clear(server):
             raise ValueError("not a list of servers")
     if len({server.startswith("ws") for server in servers}) > 1:
         raise ValueError("not of one kind")
@@ -76,6 +77,8 @@ def _store_url(url: SecretStr) -> SecretStr:
     # A file has no host: the third slash ends its place, the path comes after it.
     if scheme not in _STORES or not rest or (scheme == "sqlite" and (rest[0] != "/" or rest == "/")):
         raise ValueError("not the address of a store")
+    if scheme != "sqlite" and not is_clear(url.get_secret_value()):
+        raise ValueError("not a clear address")
     return url
 
 
@@ -153,7 +156,8 @@ class Settings(BaseSettings):
     store_url: Annotated[SecretStr, AfterValidator(_store_url)] | None = _setting(
         None,
         "Where the timers are, in place of TIMER_DB_PATH: a SQLite file, or PostgreSQL for several instances",
-        "sqlite:///path or postgresql://user:password@host:port/database",
+        "sqlite:///path or postgresql://user:password@host:port/database, "
+        "in a password / as %2F, ? as %3F, # as %23",
     )
     store_statement_cache: int = _setting(
         100,
@@ -357,7 +361,7 @@ def _explain(problem: Any) -> str:
 
 def _told(name: str, value: object) -> str:
     if "SecretStr" in str(Settings.model_fields[name].annotation):
-        return "*****"
+        return MASK
     return repr(_masked(name, value) if name == "broker_url" else value)
 
 
@@ -365,16 +369,11 @@ def _masked(name: str, value: Any) -> str:
     if value is None:
         return ""
     if name == "store_url":
-        # A password may stand in the query as well.
-        return _without_credentials(value.get_secret_value().partition("?")[0])
+        url = value.get_secret_value()
+        return url if url.startswith("sqlite:") else masked(url)
     if isinstance(value, SecretStr):
-        return "*****"
-    if name == "broker_url":
-        return ",".join(_without_credentials(url) for url in str(value).split(","))
+        return MASK
+    # Without an @ there is nothing to hide, and a wrong address is shown as it is.
+    if name == "broker_url" and "@" in str(value):
+        return ",".join(masked(url.strip()) for url in str(value).split(","))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _without_credentials(url: str) -> str:
-    scheme, separator, rest = url.rpartition("://")
-    _, at, address = rest.rpartition("@")
-    return f"{scheme}{separator}*****@{address}" if at else url

@@ -471,7 +471,8 @@ def test_what_is_no_address_of_a_store_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     assert complaint(monkeypatch, TIMER_STORE_URL=url) == (
-        "TIMER_STORE_URL=*****: must be sqlite:///path or postgresql://user:password@host:port/database"
+        "TIMER_STORE_URL=*****: must be sqlite:///path or postgresql://user:password@host:port/database, "
+        "in a password / as %2F, ? as %3F, # as %23"
     )
 
 

@@ -29,6 +29,7 @@ from timer_service.adapters.nats.streams import (
 )
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.adapters.nats.waiting import within
+from timer_service.addresses import without_credentials
 from timer_service.domain.errors import BrokerRefused, BusUnavailable
 from timer_service.domain.messages import EPOCH, DueTimeReached, Position
 from timer_service.ports.clock import Clock
@@ -220,8 +221,9 @@ class NatsEventBus:
         except BaseException as error:
             await _close(client)
             if not self._connected_before and _is_refusal(error):
+                shown = ", ".join(map(without_credentials, servers))
                 raise BrokerRefused(
-                    f"the broker at {', '.join(_public(servers))} does not accept our credentials ({error}): "
+                    f"the broker at {shown} does not accept our credentials ({error}): "
                     "check TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
                 ) from error
             raise
@@ -375,9 +377,8 @@ class NatsEventBus:
     def _tell_unavailable(self, reason: str) -> None:
         """Say it once per change of state, not per try."""
         if self._told is None:
-            log.warning(
-                "broker.unavailable", detail=reason, servers=_public(self._options.connect["servers"])
-            )
+            servers = [without_credentials(url) for url in self._options.connect["servers"]]
+            log.warning("broker.unavailable", detail=reason, servers=servers)
         self._told = reason
 
     def _tell_available(self) -> None:
@@ -424,10 +425,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, ServiceUnavailableError):
         return f"JetStream does not answer: is it enabled? ({error.description or 'no responders'})"
     return str(error) or type(error).__name__
-
-
-def _public(servers: Sequence[str]) -> list[str]:
-    """Return the addresses without the credentials that a URL may hold."""
-    return [
-        f"{scheme}://{rest.rpartition('@')[2]}" for scheme, _, rest in (s.partition("://") for s in servers)
-    ]

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from timer_service.adapters.postgres.errors import translated
-from timer_service.domain.errors import StoreBusy
+from timer_service.addresses import UNCLEAR, is_clear, without_credentials
+from timer_service.domain.errors import InvalidConfiguration, StoreBusy
 
 if TYPE_CHECKING:  # The driver's classes are generic in its type stubs only.
     Connection = PoolConnectionProxy[asyncpg.Record]
@@ -47,8 +47,7 @@ class Address:
     @property
     def shown(self) -> str:
         """The address without the password."""
-        parts = urlsplit(self.url)
-        return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return without_credentials(self.url)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -197,6 +196,8 @@ async def open_connections(
 
     On one that is for requests of strangers (`asked`) hardly any error is critical.
     """
+    if not is_clear(address.url):
+        raise InvalidConfiguration(f"the address of the PostgreSQL database cannot be read: {UNCLEAR}")
     with translated(address.shown):
         pool = await asyncpg.create_pool(min_size=0, max_size=at_most, reset=_keep, **address.arguments)
     try:
