@@ -251,7 +251,9 @@ async def test_a_database_in_another_encoding_is_refused() -> None:
         ("postgresql://no_such_user@{host}/postgres", StoreFailed, 'role "no_such_user" does not exist'),
         ("postgresql://{locked}:wrong@{host}/postgres", StoreFailed, "the password is wrong"),
         ("postgresql://localhost:1/postgres", StoreFailed, "cannot use the database at start"),
-        ("postgresql://localhost:port/postgres", InvalidConfiguration, "TIMER_STORE_URL"),
+        ("postgresql://localhost:port/postgres", InvalidConfiguration, "cannot be read"),
+        ("postgresql://timer:12?wrong@{host}/postgres", InvalidConfiguration, r"\? as %3F"),
+        ("postgresql://{host}/postgres?sslmode=wrong", InvalidConfiguration, "sslmode"),
     ],
 )  # fmt: skip
 async def test_a_store_that_cannot_be_opened_says_why_without_the_password(
@@ -967,14 +969,74 @@ async def test_a_nearer_timer_is_told_to_every_instance_that_listens(url: str) -
         async with asyncio.timeout(PATIENCE_S):
             first = await heard.get()  # Look now: the connection is new.
             await teller.apply([schedule("order-1", 60, number=1)], NOW)
+            told = [await heard.get()]
             await teller.apply([schedule("order-2", 90, number=2)], NOW)
             await teller.apply([called(schedule("order-3", 30, number=2))], NOW)
+            told.append(await heard.get())
             clock.step_to(at(31))
             await teller.apply([schedule("order-4", 95, number=4)], NOW)
-            told = [await heard.get() for _ in range(3)]
+            told.append(await heard.get())
 
     assert first == START
     assert told == [at(60), at(30), at(95)]
+
+
+async def test_no_command_waits_for_a_hint_and_only_the_nearest_is_told(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ACQUIRE_LIMIT_S", 3600.0)
+    heard: asyncio.Queue[datetime] = asyncio.Queue()
+    async with opened(url) as teller, opened(url) as listener, listener.listen(heard.put_nowait):
+        await asyncio.wait_for(heard.get(), PATIENCE_S)
+        async with AsyncExitStack() as busy, asyncio.timeout(PATIENCE_S):
+            for _ in range(store_module.ANSWER_CONNECTIONS):
+                await busy.enter_async_context(teller._answers.connection())
+            before = len(asyncio.all_tasks())
+
+            outcomes = [
+                await teller.apply([schedule(f"order-{n}", 100 - n, number=n + 1)], NOW) for n in range(50)
+            ]
+
+            grown = len(asyncio.all_tasks()) - before
+        told = [await asyncio.wait_for(heard.get(), PATIENCE_S) for _ in range(2)]
+
+    assert outcomes == [[Outcome.SCHEDULED]] * 50
+    assert grown <= 0
+    # The first was on its way; of the rest only the nearest is of any use.
+    assert told == [at(100), at(51)]
+    assert heard.empty()
+
+
+async def test_a_hint_that_could_not_be_told_does_not_silence_the_next(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: asyncio.Queue[datetime] = asyncio.Queue()
+    async with opened(url) as teller, opened(url) as listener, listener.listen(heard.put_nowait):
+        await asyncio.wait_for(heard.get(), PATIENCE_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(connections, "ACQUIRE_LIMIT_S", 1.0)
+            async with AsyncExitStack() as busy:
+                for _ in range(store_module.ANSWER_CONNECTIONS):
+                    await busy.enter_async_context(teller._answers.connection())
+                await teller.apply([schedule("order-1", 60, number=1)], NOW)
+
+                async def given_up() -> bool:
+                    return teller._hints._announced is None
+
+                await until(given_up, "the hint to be given up")
+
+        await teller.apply([schedule("order-2", 90, number=2)], NOW)
+
+        assert await asyncio.wait_for(heard.get(), PATIENCE_S) == at(90)
+
+
+async def test_closing_ends_the_telling_of_hints(url: str) -> None:
+    before = asyncio.all_tasks()
+
+    async with opened(url) as store:
+        await store.apply([schedule("order-1", 60)], NOW)
+
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_listener_connects_again_and_asks_for_a_look(

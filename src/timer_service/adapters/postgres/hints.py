@@ -1,7 +1,7 @@
 """Tell the other instances that a nearer timer was committed; only a hint, the poll remains the truth."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -10,7 +10,7 @@ import asyncpg
 
 from timer_service.adapters.postgres.connections import Address, Connections
 from timer_service.adapters.postgres.errors import translated
-from timer_service.domain.errors import TimerServiceError, TransientError
+from timer_service.domain.errors import TimerServiceError
 from timer_service.domain.messages import EPOCH, epoch_ms
 
 CHECK_INTERVAL_S: Final = 20.0
@@ -31,26 +31,41 @@ class Hints:
         self._connections = connections
         self._now = now
         self._announced: datetime | None = None
+        self._untold: datetime | None = None
+        self._has_untold = asyncio.Event()
 
-    async def announce(self, due_at: datetime) -> None:
-        """Tell of a due time, unless a nearer one that is still to come was told of before."""
-        now = self._now()
-        if self._announced is not None and now < self._announced <= due_at:
+    def announce(self, due_at: datetime) -> None:
+        """Have a due time told, unless a nearer one that is still to come was told of before.
+
+        Nobody waits for it: it is told by a task of its own, and of several that wait only the nearest.
+        """
+        if self._announced is not None and self._now() < self._announced <= due_at:
             return
         self._announced = due_at
-        with suppress(TransientError):
-            await self._connections.fetch(_NOTIFY, str(epoch_ms(due_at)))
+        self._untold = due_at if self._untold is None else min(due_at, self._untold)
+        self._has_untold.set()
+
+    @asynccontextmanager
+    async def telling(self) -> AsyncIterator[None]:
+        """Tell what is announced until the context is left; what was not told by then, the polls find."""
+        async with _running(self._tell_for_ever()):
+            yield
+
+    async def _tell_for_ever(self) -> None:
+        while True:
+            await self._has_untold.wait()
+            self._has_untold.clear()
+            due_at, self._untold = self._untold or self._now(), None
+            try:
+                await self._connections.fetch(_NOTIFY, str(epoch_ms(due_at)))
+            except TimerServiceError:
+                self._announced = None  # Nobody knows of it: tell of the next one, whatever it is.
 
     @asynccontextmanager
     async def listen(self, callback: Callable[[datetime], None]) -> AsyncIterator[None]:
         """Call back with every due time that any instance tells of, until the context is left."""
-        listening = asyncio.ensure_future(self._listen_for_ever(callback))
-        try:
+        async with _running(self._listen_for_ever(callback)):
             yield
-        finally:
-            listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await listening
 
     async def _listen_for_ever(self, callback: Callable[[datetime], None]) -> None:
         while True:
@@ -80,3 +95,15 @@ class Hints:
                     await connection.execute("SELECT 1")
         finally:
             connection.terminate()
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run something without an end beside the block, and end it with the block."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -145,9 +145,11 @@ async def open_postgres_store(
         await wait_for(work, start_patience_s)
         await work.be_durable()
         await answers.be_durable()
-        store = PostgresTimerStore(work, answers, Hints(address, answers, now), now, claim_limit_s)
+        hints = Hints(address, answers, now)
+        store = PostgresTimerStore(work, answers, hints, now, claim_limit_s)
         await store.measure_skew()
-        yield store
+        async with hints.telling():
+            yield store
 
 
 class PostgresTimerStore:
@@ -189,7 +191,7 @@ class PostgresTimerStore:
         else:
             await self._apply_batch(batch)
         if batch.nearest is not None:
-            await self._hints.announce(batch.nearest)
+            self._hints.announce(batch.nearest)
         return batch.outcomes
 
     async def _apply_call(self, batch: "_Batch", command: Command) -> None:
