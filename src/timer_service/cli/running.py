@@ -6,7 +6,7 @@ import gc
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
 from timer_service.observability import configure_logging
 from timer_service.service import run_service
-from timer_service.waiting import first_critical
+from timer_service.waiting import first_critical, first_done, owned
 
 GC_AFTER_OBJECTS: Final = 50_000
 
@@ -81,10 +81,24 @@ async def _serve(settings: Settings, stop: asyncio.Event) -> None:
 
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
-    async with open_service(settings) as service:
-        log.info("service.started", version=__version__, store=settings.store_name)
-        await run_service(service, stop)
+    started = asyncio.Event()
+
+    async def serve() -> None:
+        async with open_service(settings) as service:
+            started.set()
+            log.info("service.started", version=__version__, store=settings.store_name)
+            await run_service(service, stop)
+
+    await _stop_before(started, stop, serve())
     log.info("service.stopped")
+
+
+async def _stop_before(started: asyncio.Event, stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; where it is to stop before it has started, as it waits for a database, end it at once."""
+    async with owned(work, stop.wait()) as (working, stopping):
+        await first_done(working, stopping)
+        if working.done() or started.is_set():
+            await working
 
 
 def _stop_on_signals() -> asyncio.Event:
