@@ -255,7 +255,11 @@ async def memory_line(
 
 @asynccontextmanager
 async def nats_line(
-    broker: Callable[[], NatsServer], prefix: str, clock: ManualClock, ack_wait_s: float
+    broker: Callable[[], NatsServer],
+    prefix: str,
+    clock: ManualClock,
+    ack_wait_s: float,
+    batch_size: int = BATCH_SIZE,
 ) -> AsyncIterator[Line]:
     server = broker()
     wire = Wire(server.port)
@@ -264,7 +268,7 @@ async def nats_line(
     options = NatsOptions(
         connect={"servers": [f"nats://127.0.0.1:{wire.port}"]},
         prefix=prefix,
-        batch_size=BATCH_SIZE,
+        batch_size=batch_size,
         ack_wait_s=ack_wait_s,
     )
     try:

@@ -18,9 +18,10 @@ from nats.js.errors import ServiceUnavailableError
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.incoming import Buffer, Incoming, read_incoming
-from timer_service.adapters.nats.letters import ROOM_FOR_PARKED, Letters
+from timer_service.adapters.nats.letters import LONGEST_DELAY_S, ROOM_FOR_PARKED, Letters
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.pull import CommandPull
+from timer_service.adapters.nats.stream_watch import LOOK_INTERVAL_S, StreamWatch
 from timer_service.adapters.nats.streams import (
     CONSUMER_NAME,
     StreamNames,
@@ -103,7 +104,7 @@ class NatsEventBus:
         self._connected_before = False
         self._told: str | None = None
         self._complaint: str | None = None
-        self._warned: set[str] = set()
+        self._streams = StreamWatch()
 
     @asynccontextmanager
     async def running(self, calls: TimerCalls | None = None) -> AsyncIterator[None]:
@@ -138,7 +139,7 @@ class NatsEventBus:
     @property
     def warnings(self) -> dict[str, str]:
         """What a person should see to although messages come and go."""
-        found = {"dead letters": self.letters.problem}
+        found = {"streams": self._streams.problem, "dead letters": self.letters.problem}
         return {part: text for part, text in found.items() if text is not None}
 
     @property
@@ -302,21 +303,32 @@ class NatsEventBus:
         await self._pull.start()
 
     async def _ensure_streams(self, jetstream: JetStreamContext) -> StreamInfo:
-        stream, warnings = await ensure_streams(
-            jetstream, self._subjects, self._names, self._options.replicas
+        options = self._options
+        found = await ensure_streams(
+            jetstream,
+            self._subjects,
+            self._names,
+            replicas=options.replicas,
+            letters_repeated_within_s=options.ack_wait_s + LONGEST_DELAY_S,
         )
-        for warning in warnings:
-            if warning not in self._warned:
-                self._warned.add(warning)
-                log.warning("stream.unsafe", detail=warning)
-        return stream
+        self._streams.look(found.configs, found.findings)
+        return found.commands
 
     async def _watch(self, client: Client, jetstream: JetStreamContext) -> None:
         """Wait until the connection or the consumer is gone; keep pulls going and streams in place."""
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + LOOK_INTERVAL_S
         while not self._session_over.is_set():
-            if self._stream_missing.is_set():
+            is_missing = self._stream_missing.is_set()
+            if is_missing or loop.time() >= look_at:
                 self._stream_missing.clear()
-                await self._ensure_streams(jetstream)
+                look_at = loop.time() + LOOK_INTERVAL_S
+                try:
+                    await self._ensure_streams(jetstream)
+                except (NatsError, TimeoutError):
+                    # Only to look can wait: as long as messages come and go, the session is not over.
+                    if is_missing:
+                        raise
             await self._pause(WATCH_INTERVAL_S)
             if self._pull is not None and not self._session_over.is_set():
                 # A client can look connected on a dead socket: only an answer proves it alive.

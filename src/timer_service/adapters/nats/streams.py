@@ -1,8 +1,7 @@
 """The streams and the consumer the service needs on the broker."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from nats.js import JetStreamContext
 from nats.js.api import (
@@ -17,6 +16,13 @@ from nats.js.api import (
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.codec import Subjects
+from timer_service.adapters.nats import stream_rules
+from timer_service.adapters.nats.stream_rules import (
+    MIN_DUPLICATE_WINDOW_S,
+    Finding,
+    Rule,
+    broken_promises,
+)
 
 CONSUMER_NAME: Final = "timer-service"
 EVENTS_KEPT_S: Final = 7 * 24 * 3600.0
@@ -41,55 +47,86 @@ class StreamNames:
         return cls(f"{stem}_COMMANDS", f"{stem}_EVENTS", f"{stem}_DEADLETTER")
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The streams as they are on the broker, and what is dangerous about them."""
+
+    commands: StreamInfo
+    configs: dict[str, StreamConfig]
+    findings: list[Finding]
+
+
+class _Wanted(NamedTuple):
+    """A stream that there must be, and what it must not do where somebody else made it."""
+
+    config: StreamConfig
+    rules: tuple[Rule, ...]
+    window_s: float
+
+
 async def ensure_streams(
-    jetstream: JetStreamContext, subjects: Subjects, names: StreamNames, replicas: int
-) -> tuple[StreamInfo, list[str]]:
-    """Create what is missing; return the command stream and what is dangerous about those that exist."""
-    warnings: list[str] = []
-    commands = await _ensure(
-        jetstream,
-        StreamConfig(
-            name=names.commands,
-            description="timer-service: commands not yet kept",
-            subjects=[subjects.all_commands],
-            retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
-            storage=StorageType.FILE,
-            num_replicas=replicas,
-            duplicate_window=DUPLICATE_WINDOW_S,
-        ),
-        warnings,
+    jetstream: JetStreamContext,
+    subjects: Subjects,
+    names: StreamNames,
+    *,
+    replicas: int,
+    letters_repeated_within_s: float,
+) -> Streams:
+    """Create what is missing; return what there is then."""
+    found: dict[str, StreamInfo] = {}
+    findings: list[Finding] = []
+    for config, rules, window_s in _wanted(subjects, names, replicas, letters_repeated_within_s):
+        assert config.name
+        assert config.subjects
+        try:
+            info = await jetstream.stream_info(config.name)
+        except NotFoundError:
+            info = await jetstream.add_stream(config)
+        found[config.name] = info
+        findings += broken_promises(info.config, rules, config.subjects[0], window_s)
+    configs = {name: info.config for name, info in found.items()}
+    return Streams(found[names.commands], configs, findings)
+
+
+def _wanted(
+    subjects: Subjects, names: StreamNames, replicas: int, letters_repeated_within_s: float
+) -> tuple[_Wanted, ...]:
+    commands = StreamConfig(
+        name=names.commands,
+        description="timer-service: commands not yet kept",
+        subjects=[subjects.all_commands],
+        retention=RetentionPolicy.WORK_QUEUE,
+        discard=DiscardPolicy.NEW,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        duplicate_window=DUPLICATE_WINDOW_S,
     )
-    warnings.extend(_dropped_commands(commands.config))
-    await _ensure(
-        jetstream,
-        StreamConfig(
-            name=names.events,
-            description="timer-service: due times reached",
-            subjects=[subjects.all_events],
-            retention=RetentionPolicy.LIMITS,
-            max_age=EVENTS_KEPT_S,
-            storage=StorageType.FILE,
-            num_replicas=replicas,
-            duplicate_window=DUPLICATE_WINDOW_S,
-        ),
-        warnings,
+    events = StreamConfig(
+        name=names.events,
+        description="timer-service: due times reached",
+        subjects=[subjects.all_events],
+        retention=RetentionPolicy.LIMITS,
+        max_age=EVENTS_KEPT_S,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        duplicate_window=DUPLICATE_WINDOW_S,
     )
-    await _ensure(
-        jetstream,
-        StreamConfig(
-            name=names.dead_letters,
-            description="timer-service: messages that were refused, with the reason",
-            subjects=[subjects.all_dead_letters],
-            retention=RetentionPolicy.LIMITS,
-            max_age=LETTERS_KEPT_S,
-            storage=StorageType.FILE,
-            num_replicas=replicas,
-            duplicate_window=LETTER_DUPLICATE_WINDOW_S,
-        ),
-        warnings,
+    letters = StreamConfig(
+        name=names.dead_letters,
+        description="timer-service: messages that were refused, with the reason",
+        subjects=[subjects.all_dead_letters],
+        retention=RetentionPolicy.LIMITS,
+        max_age=LETTERS_KEPT_S,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        duplicate_window=LETTER_DUPLICATE_WINDOW_S,
     )
-    return commands, warnings
+    letter_window_s = min(letters_repeated_within_s, LETTER_DUPLICATE_WINDOW_S)
+    return (
+        _Wanted(commands, stream_rules.COMMANDS, MIN_DUPLICATE_WINDOW_S),
+        _Wanted(events, stream_rules.EVENTS, MIN_DUPLICATE_WINDOW_S),
+        _Wanted(letters, stream_rules.LETTERS, letter_window_s),
+    )
 
 
 async def ensure_consumer(
@@ -115,45 +152,3 @@ async def ensure_consumer(
             max_ack_pending=max_ack_pending,
         ),
     )
-
-
-async def _ensure(jetstream: JetStreamContext, wanted: StreamConfig, warnings: list[str]) -> StreamInfo:
-    assert wanted.name
-    assert wanted.subjects
-    try:
-        info = await jetstream.stream_info(wanted.name)
-    except NotFoundError:
-        return await jetstream.add_stream(wanted)
-    warnings.extend(_broken_promises(info.config, wanted))
-    return info
-
-
-def _broken_promises(found: StreamConfig, wanted: StreamConfig) -> Iterator[str]:
-    assert wanted.subjects
-    if not any(_covers(subject, wanted.subjects[0]) for subject in found.subjects or []):
-        yield f"{found.name} does not take {wanted.subjects[0]}: such messages are lost or refused"
-    if found.duplicate_window <= 0:
-        yield f"{found.name} has no duplicate window: a repeated message is stored twice"
-    if found.no_ack:
-        yield f"{found.name} does not acknowledge: nothing published to it is ever confirmed"
-
-
-def _dropped_commands(found: StreamConfig) -> Iterator[str]:
-    limited = any(limit is not None and limit > 0 for limit in (found.max_msgs, found.max_bytes))
-    if limited and found.discard == DiscardPolicy.OLD:
-        yield f"{found.name} discards old messages when full: commands can be lost; set discard to new"
-    if found.max_msgs_per_subject > 0:
-        yield f"{found.name} keeps {found.max_msgs_per_subject} messages a subject: commands can be lost"
-    if found.max_age:
-        yield f"{found.name} drops messages after {found.max_age:g} s: commands can be lost"
-
-
-def _covers(pattern: str, subject: str) -> bool:
-    """Tell whether every subject that `subject` stands for also matches `pattern`."""
-    ours, theirs = subject.split("."), pattern.split(".")
-    for index, word in enumerate(theirs):
-        if word == ">":
-            return len(ours) > index
-        if index >= len(ours) or ours[index] == ">" or word not in ("*", ours[index]):
-            return False
-    return len(ours) == len(theirs)
