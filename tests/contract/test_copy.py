@@ -3,22 +3,25 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from tests.support.postgres import fresh_schema
+from tests.support.postgres import execute, fresh_schema
 from tests.support.process import run_cli
 from tests.support.timers import at, cancel, schedule
+from timer_service.adapters.postgres import connections
+from timer_service.adapters.postgres.archive import PostgresArchive
 from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.sqlite.archive import SqliteArchive
 from timer_service.adapters.sqlite.store import open_sqlite_store
-from timer_service.domain.errors import CriticalError, StoreFailed, StoreInUse
-from timer_service.domain.messages import Command, Trace
+from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
+from timer_service.domain.messages import Command, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_store import TimerStore
+from timer_service.ports.timer_store import TimerQuery, TimerStore
 from timer_service.stores import open_archive, open_archives
 from timer_service.workflows import copy_timers as workflow
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
@@ -204,6 +207,130 @@ async def test_a_store_that_a_service_uses_is_refused(sqlite: str, postgres: str
     async with opened(postgres):
         with pytest.raises(StoreInUse, match="stop every instance"):
             await copy(source, target)
+
+
+# After the copy
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
+async def test_no_service_starts_on_a_store_whose_timers_were_moved(
+    sqlite: str, postgres: str, back: bool
+) -> None:
+    source, target = (postgres, sqlite) if back else (sqlite, postgres)
+    await fill(source, many(5))
+    await copy(source, target)
+
+    with pytest.raises(StoreFailed, match=r"were moved to (sqlite|postgresql)://.*timer-service reopen"):
+        async with opened(source):
+            pass
+
+    async with opened(target) as store:
+        assert len(await store.list_timers(TimerQuery(TenantId("tenant-1")))) == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_store_whose_timers_were_moved_can_be_used_again(
+    sqlite: str, postgres: str, tmp_path: Path, kind: str
+) -> None:
+    source = sqlite if kind == "sqlite" else postgres
+    await fill(source, many(5))
+    await copy(source, f"sqlite:///{tmp_path / 'two.db'}")
+
+    async with open_archive(source, as_source=True) as archive:
+        moved_to = [await archive.reopen()]
+    async with open_archive(source, as_source=True) as archive:
+        moved_to.append(await archive.reopen())
+
+    assert moved_to == [f"sqlite:///{tmp_path / 'two.db'}", None]
+    async with opened(source) as store:
+        assert (await store.count(at(0))).pending > 0
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
+async def test_a_copy_that_ends_between_its_last_two_steps_leaves_no_store_usable_and_goes_on(
+    sqlite: str, postgres: str, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = (postgres, sqlite) if back else (sqlite, postgres)
+    await fill(source, many(5))
+
+    async def interrupted(_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteArchive, "end_copy", interrupted)
+        patch.setattr(PostgresArchive, "end_copy", interrupted)
+        with pytest.raises(Interrupted):
+            await copy(source, target)
+    for store, problem in ((source, "were moved"), (target, "unfinished copy")):
+        with pytest.raises(StoreFailed, match=problem):
+            async with opened(store):
+                pass
+
+    await copy(source, target)
+
+    async with opened(target):
+        pass
+
+
+# An instance that was away while the copy began
+
+
+async def test_nothing_is_claimed_or_changed_in_a_source_while_it_is_copied(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 0.1)
+    await fill(postgres, [schedule("order-1", -1), *many(30)])
+
+    async with open_archive(postgres, as_source=True), opened(postgres) as store:
+        with pytest.raises(StoreBusy, match="lock timeout"):
+            async with store.claim_due(at(0), 10):
+                pass
+        with pytest.raises(StoreBusy, match="lock timeout"):
+            await store.apply([schedule("order-2", 60, number=9_999)], at(0))
+        with pytest.raises(StoreBusy, match="lock timeout"):
+            await store.purge(at(10**6), 10)
+
+    async with opened(postgres) as store, store.claim_due(at(0), 10) as claim:
+        assert claim.timers
+
+
+async def claim_something(store: TimerStore) -> None:
+    """Claim; the store may first have to notice that its connections are gone."""
+    while True:
+        with suppress(StoreBusy):
+            async with store.claim_due(at(0), 10):
+                return
+
+
+@pytest.mark.parametrize("connects_during_the_copy", [False, True])
+async def test_an_instance_that_comes_back_after_the_copy_fires_nothing(
+    postgres: str, sqlite: str, connects_during_the_copy: bool
+) -> None:
+    await fill(postgres, [schedule("order-1", -1), *many(30)])
+
+    async with opened(postgres) as away:
+        await execute(
+            postgres,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'timer-service'",
+        )
+        async with open_archives(postgres, sqlite) as (one, other):
+            if connects_during_the_copy:
+                assert await away.get(TenantId("tenant-1"), ServiceCallId("order-1")) is not None
+            await copy_timers(source=one, target=other, restart=False, progress=lambda *_: None)
+
+        with pytest.raises(StoreFailed, match="were moved to sqlite://"):
+            await claim_something(away)
+
+
+def test_the_command_opens_a_store_again(sqlite: str, tmp_path: Path) -> None:
+    asyncio.run(fill(sqlite, many(5)))
+    asyncio.run(copy(sqlite, f"sqlite:///{tmp_path / 'two.db'}"))
+
+    results = [run_cli("reopen", sqlite, cwd=tmp_path) for _ in range(2)]
+
+    assert [result.returncode for result in results] == [0, 0]
+    assert "two.db, where nothing may run now" in results[0].stdout
+    assert "nothing to do" in results[1].stdout
 
 
 def test_the_command_says_what_it_copied(sqlite: str, tmp_path: Path) -> None:

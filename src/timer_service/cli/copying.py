@@ -19,10 +19,29 @@ def copy(options: argparse.Namespace) -> int:
     tell(
         options,
         f"{report.timers} timers copied, {report.pending} of them pending; both stores read the same "
-        f"(SHA-256 {report.checksum})",
+        f"(SHA-256 {report.checksum}). Start the service on the new one; it refuses the old one",
         {"timers": report.timers, "pending": report.pending, "sha256": report.checksum},
     )
     return EXIT_OK
+
+
+def reopen(options: argparse.Namespace) -> int:
+    """Let a store be used again whose timers were moved."""
+    target = asyncio.run(_reopen(options.store))
+    text = (
+        f"it may be used again; its timers are also in {target}, where nothing may run now"
+        if target
+        else "nothing to do: its timers were not moved"
+    )
+    tell(options, text, {"movedTo": target})
+    return EXIT_OK
+
+
+async def _reopen(url: str) -> str | None:
+    from timer_service.stores import open_archive  # noqa: PLC0415 - as below
+
+    async with open_archive(url, as_source=True) as archive:
+        return await archive.reopen()
 
 
 async def _copy(options: argparse.Namespace) -> CopyReport:

@@ -167,6 +167,11 @@ def _add_files(commands: "_Commands[argparse.ArgumentParser]") -> None:
     copy.add_argument("--json", action="store_true", help="for programs")
     copy.set_defaults(handler=copying.copy)
 
+    reopen = commands.add_parser("reopen", help="use a store again whose timers were moved by copy")
+    reopen.add_argument("store", metavar="URL", help="sqlite:///path or postgresql://…")
+    reopen.add_argument("--json", action="store_true", help="for programs")
+    reopen.set_defaults(handler=copying.reopen)
+
     config = commands.add_parser("config", help="print the effective settings, secrets masked")
     config.add_argument("--json", action="store_true", help="for programs")
     config.set_defaults(handler=files.config)

@@ -46,6 +46,17 @@ class TimerArchive(Protocol):
         """Forget that: the copy is whole."""
         ...
 
+    async def mark_moved(self, target: str) -> None:
+        """Remember, durably, that the timers are elsewhere now; no service starts on this store any more.
+
+        Nothing is read from it after that. One that is running ends as soon as it connects again.
+        """
+        ...
+
+    async def reopen(self) -> str | None:
+        """Forget that; return where the timers were moved to, or None where they were not."""
+        ...
+
     async def clear(self) -> None:
         """Delete every timer of an unfinished copy."""
         ...

@@ -31,7 +31,8 @@ async def copy_timers(
 ) -> CopyReport:
     """Copy in batches, each in one transaction, then read both stores again and compare them.
 
-    An interrupted copy goes on where it ended. The target counts as a copy only after the comparison.
+    An interrupted copy goes on where it ended. The target counts as a copy only after the comparison, and the
+    source is closed to services from then on.
     """
     await _begin(source, target, restart=restart)
     total = await source.count()
@@ -48,6 +49,9 @@ async def copy_timers(
             f"{target.name} is not the same as {source.name} ({found.timers} timers, {expected.timers} "
             "expected): the source has changed since the copy began; run it again with --restart"
         )
+    # In this order: a crash in between leaves neither store usable, and the same command goes on. In the
+    # other one both would fire everything.
+    await source.mark_moved(target.name)
     await target.end_copy()
     return found
 

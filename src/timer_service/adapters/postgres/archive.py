@@ -10,9 +10,10 @@ from timer_service.adapters.postgres.connections import (
     Address,
     Connection,
     Connections,
+    commit,
     open_connections,
 )
-from timer_service.adapters.postgres.schema import IS_COPY, migrate
+from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
 from timer_service.domain.errors import StoreInUse
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer
@@ -26,13 +27,26 @@ _OTHERS: Final = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name IN ($1, $2)
 """
-# One snapshot for the whole copy, and nobody changes anything meanwhile.
+# One snapshot for the whole copy, and nobody changes or claims anything meanwhile. A weaker mode lets the row
+# locks of a claim pass: an instance that was away would publish what is being copied.
 _HOLD_STILL: Final = """
-BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
 SET LOCAL lock_timeout = 5000;
 SET LOCAL statement_timeout = 0;
 SET LOCAL idle_in_transaction_session_timeout = 0;
-LOCK TABLE timer_schedules IN SHARE MODE
+SET LOCAL synchronous_commit = on;
+LOCK TABLE timer_schedules IN EXCLUSIVE MODE
+"""
+# With the lock's own transaction. Every user of the service may read it.
+_MARK_MOVED: Final = """
+CREATE TABLE IF NOT EXISTS timer_moved (target text NOT NULL);
+GRANT SELECT ON timer_moved TO PUBLIC;
+DELETE FROM timer_moved
+"""
+# Whoever has connected meanwhile has to connect again, and is then refused.
+_PART_WITH_OTHERS: Final = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = $1
 """
 _READ: Final = f"""
 SELECT {rows.COLUMNS} FROM timer_schedules
@@ -60,7 +74,7 @@ async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["
         if as_source:
             await connection.execute(_HOLD_STILL)
         yield PostgresArchive(connections, connection)
-        if as_source:
+        if as_source and connection.is_in_transaction():
             await connection.execute("ROLLBACK")
 
 
@@ -108,6 +122,20 @@ class PostgresArchive:
         """Forget that: the copy is whole. Fresh statistics make for good plans from the start."""
         await self._connection.execute("ANALYZE timer_schedules", timeout=STEP_LIMIT_S)
         await self._connection.execute("DROP TABLE timer_copy")
+
+    async def mark_moved(self, target: str) -> None:
+        """Remember that the timers are elsewhere now, and let no instance that is connected go on."""
+        await self._connection.execute(_MARK_MOVED)
+        await self._connection.execute("INSERT INTO timer_moved VALUES ($1)", target)
+        await commit(self._connection)
+        await self._connection.fetchval(_PART_WITH_OTHERS, APPLICATION_NAME)
+
+    async def reopen(self) -> str | None:
+        """Forget that; return where they were moved to."""
+        target = await moved_to(self._connection)
+        await self._connection.execute("DROP TABLE IF EXISTS timer_moved")
+        await commit(self._connection)
+        return target
 
     async def clear(self) -> None:
         """Delete every timer."""

@@ -4,7 +4,7 @@ Settings hold for one transaction each, so that a pooler in transaction mode may
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # The driver's classes are generic in its type stubs only.
 else:
     Connection = PoolConnectionProxy
 Row = asyncpg.Record
+Check = Callable[["asyncpg.Connection[asyncpg.Record]"], Coroutine[Any, Any, None]]
 
 CONNECT_LIMIT_S: Final = 5.0
 ACQUIRE_LIMIT_S: Final = 5.0
@@ -190,16 +191,19 @@ async def roll_back(connection: Connection) -> None:
 
 @asynccontextmanager
 async def open_connections(
-    address: Address, at_most: int, *, asked: bool = False
+    address: Address, at_most: int, *, asked: bool = False, check: Check | None = None
 ) -> AsyncIterator[Connections]:
     """Open a pool; it connects when it is first used, and anew whenever that is needed.
 
-    On one that is for requests of strangers (`asked`) hardly any error is critical.
+    On one that is for requests of strangers (`asked`) hardly any error is critical. `check` looks at each new
+    connection and raises where it must not be used.
     """
     if not is_clear(address.url):
         raise InvalidConfiguration(f"the address of the PostgreSQL database cannot be read: {UNCLEAR}")
     with translated(address.shown):
-        pool = await asyncpg.create_pool(min_size=0, max_size=at_most, reset=_keep, **address.arguments)
+        pool = await asyncpg.create_pool(
+            min_size=0, max_size=at_most, reset=_keep, init=check, **address.arguments
+        )
     try:
         yield Connections(pool, address.shown, asked=asked)
     finally:

@@ -4,10 +4,11 @@ import asyncio
 import time
 from typing import Final
 
+import asyncpg
 import structlog
 
-from timer_service.adapters.postgres.connections import Connection, Connections
-from timer_service.adapters.postgres.schema import IS_COPY, migrate
+from timer_service.adapters.postgres.connections import Address, Check, Connection, Connections
+from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
 from timer_service.domain.errors import InvalidConfiguration, StoreBusy, StoreFailed, TransientError
 
 OLDEST_POSTGRES: Final = 14
@@ -20,6 +21,24 @@ SELECT current_setting('server_encoding'), pg_is_in_recovery(), (
 """
 
 log = structlog.get_logger(__name__)
+
+
+def not_moved(address: Address) -> Check:
+    """Return what refuses every connection to a database whose timers were moved to another store.
+
+    At each connection, not only at the start: an instance that had lost its connections while the timers were
+    copied must not go on with them here.
+    """
+
+    async def check(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        target = await moved_to(connection)
+        if target is not None:
+            raise StoreFailed(
+                f"the timers of {address.shown} were moved to {target}: start the service there. To use this "
+                "database again, make sure that nothing runs there and run `timer-service reopen URL`"
+            )
+
+    return check
 
 
 async def wait_for(connections: Connections, patience_s: float) -> None:

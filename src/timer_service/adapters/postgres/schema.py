@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS timer_migrations (
 _APPLIED: Final = "SELECT coalesce(max(version), 0) FROM timer_migrations"
 IS_COPY: Final = "SELECT to_regclass('timer_copy') IS NOT NULL"
 """Whether the database is being filled by `timer-service copy`."""
+_IS_MOVED: Final = "SELECT to_regclass('timer_moved') IS NOT NULL"
+_MOVED_TO: Final = "SELECT max(target) FROM timer_moved"
 _RECORD: Final = "INSERT INTO timer_migrations (version, name) VALUES ($1, $2)"
 
 
@@ -90,3 +92,8 @@ async def _version(connection: Connection, where: str, migrations: Sequence[Migr
             "run the newer version of timer-service that wrote it"
         )
     return applied
+
+
+async def moved_to(connection: "Connection | asyncpg.Connection[asyncpg.Record]") -> str | None:
+    """Return the store that `timer-service copy` has moved the timers to, where that is so."""
+    return str(await connection.fetchval(_MOVED_TO)) if await connection.fetchval(_IS_MOVED) else None

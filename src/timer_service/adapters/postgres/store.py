@@ -26,7 +26,7 @@ from timer_service.adapters.postgres.connections import (
 )
 from timer_service.adapters.postgres.hints import Hints
 from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to_read
-from timer_service.adapters.postgres.opening import wait_for
+from timer_service.adapters.postgres.opening import not_moved, wait_for
 from timer_service.adapters.postgres.questions import COUNT_OVERDUE, COUNT_PENDING, GET, page_of
 from timer_service.domain import timer as rules
 from timer_service.domain.errors import StoreBusy
@@ -138,9 +138,10 @@ async def open_postgres_store(
     prepared statements, `statement_cache_size` has to be 0.
     """
     address = Address(url, statement_cache_size)
+    check = not_moved(address)
     async with (
-        open_connections(address, WORK_CONNECTIONS) as work,
-        open_connections(address, ANSWER_CONNECTIONS, asked=True) as answers,
+        open_connections(address, WORK_CONNECTIONS, check=check) as work,
+        open_connections(address, ANSWER_CONNECTIONS, asked=True, check=check) as answers,
     ):
         await wait_for(work, start_patience_s)
         await work.be_durable()

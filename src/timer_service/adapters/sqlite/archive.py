@@ -17,6 +17,7 @@ from timer_service.adapters.sqlite.store import (
     _prepare,
     _translated,
     _uri,
+    moved_to,
 )
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId
@@ -34,6 +35,7 @@ _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules
 ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
 """
+_MARK_MOVED: Final = "CREATE TABLE IF NOT EXISTS timer_moved (target TEXT NOT NULL) STRICT"
 _BEGIN_COPY: Final = "CREATE TABLE IF NOT EXISTS timer_copy (source TEXT NOT NULL) STRICT"
 
 
@@ -107,6 +109,22 @@ class SqliteArchive:
         """Forget that: the copy is whole."""
         with _translated(self._path):
             await self._connection.execute("DROP TABLE timer_copy")
+
+    async def mark_moved(self, target: str) -> None:
+        """Remember that the timers are elsewhere now."""
+        with _translated(self._path):
+            await self._connection.execute("BEGIN IMMEDIATE")
+            await self._connection.execute(_MARK_MOVED)
+            await self._connection.execute("DELETE FROM timer_moved")
+            await self._connection.execute("INSERT INTO timer_moved VALUES (?)", (target,))
+            await self._connection.execute("COMMIT")
+
+    async def reopen(self) -> str | None:
+        """Forget that; return where they were moved to."""
+        with _translated(self._path):
+            target = await moved_to(self._connection)
+            await self._connection.execute("DROP TABLE IF EXISTS timer_moved")
+        return target
 
     async def clear(self) -> None:
         """Delete every timer."""

@@ -181,6 +181,9 @@ COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Sche
 # Whether the file is being filled by `timer-service copy`.
 IS_COPY: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_copy'"
 
+# Whether `timer-service copy` has moved its timers to another store.
+IS_MOVED: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_moved'"
+
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
 
@@ -462,6 +465,21 @@ async def _refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
     [(unfinished,)] = await writer.execute_fetchall(IS_COPY)
     if unfinished:
         raise StoreFailed(f"{path} holds an unfinished copy: run the same `timer-service copy` again")
+    target = await moved_to(writer)
+    if target is not None:
+        raise StoreFailed(
+            f"the timers of {path} were moved to {target}: start the service there. To use this file again, "
+            f"make sure that nothing runs there and run `timer-service reopen sqlite:///{path}`"
+        )
+
+
+async def moved_to(connection: aiosqlite.Connection) -> str | None:
+    """Return the store that this one's timers were copied to, where that is so."""
+    [(is_moved,)] = await connection.execute_fetchall(IS_MOVED)
+    if not is_moved:
+        return None
+    [(target,)] = await connection.execute_fetchall("SELECT max(target) FROM timer_moved")
+    return str(target)
 
 
 async def _write_once(writer: aiosqlite.Connection) -> None:
