@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seed_work(first: int, seeds: int) -> Iterator[tuple[Any, ...]]:
     for start in range(first, first + seeds, CHUNK):
-        yield _run_seeds, start, min(start + CHUNK, first + seeds)
+        yield run_seeds, start, min(start + CHUNK, first + seeds)
 
 
 def _crash_work() -> Iterator[tuple[Any, ...]]:
@@ -71,12 +71,18 @@ def _crash_work() -> Iterator[tuple[Any, ...]]:
             yield _run_crashes, story, part
 
 
-def _run_seeds(start: int, end: int) -> Result:
+def run_seeds(start: int, end: int) -> Result:
     counts: Counter[str] = Counter()
     broken: list[str] = []
     with workshop() as shop:
         for seed in range(start, end):
-            tally = run_seed(seed, *shop)
+            try:
+                tally = run_seed(seed, *shop)
+            except Exception as error:
+                # One that breaks the simulation itself is a finding too, and hides none of the others.
+                broken.append(f"seed {seed} raises {type(error).__name__}: {error}")
+                counts["seeds"] += 1
+                continue
             counts.update(_counts(tally))
             if tally.violations:
                 moment, invariant, text = tally.violations[0]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation import __main__ as runner
 from tests.simulation.plan import make_plan
-from tests.simulation.world import FAULT_KINDS, Workshop, run_seed
+from tests.simulation.world import FAULT_KINDS, Tally, Workshop, run_seed
 
 SEEDS = 200
 PART = 25
@@ -42,6 +43,19 @@ FOUND = {
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_a_seed_has_found_stays_mended(shop: Workshop, seed: int) -> None:
     assert run_seed(seed, *shop).violations == []
+
+
+def test_a_seed_that_raises_is_named_and_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises_at_1(seed: int, *shop: Path) -> Tally:
+        if seed == 1:
+            raise RuntimeError("a task outlives its process")
+        return run_seed(seed, *shop)
+
+    monkeypatch.setattr(runner, "run_seed", raises_at_1)
+    counts, broken, _ = runner.run_seeds(0, 3)
+
+    assert broken == ["seed 1 raises RuntimeError: a task outlives its process"]
+    assert counts["seeds"] == 3
 
 
 def test_a_seed_tells_the_same_story_every_time(shop: Workshop) -> None:
