@@ -42,6 +42,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             metrics=metrics,
             wake_for=service.wake_for,
             accept_clock_step=clock.accept_step,
+            counted=service.note_counts,
             facts=lambda: {"broker": bus.server, "problems": service.health().problems},
         )
         if settings.http_port:

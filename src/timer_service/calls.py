@@ -19,7 +19,7 @@ from timer_service.observability import Metrics
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import EventBus
 from timer_service.ports.timer_calls import CallAnswer
-from timer_service.ports.timer_store import TimerQuery, TimerStore
+from timer_service.ports.timer_store import StoreCounts, TimerQuery, TimerStore
 from timer_service.workflows.answer_call import answer_call
 
 
@@ -36,6 +36,7 @@ class Calls:
         wake_for: Callable[[datetime], None],
         facts: Callable[[], dict[str, Any]],
         accept_clock_step: Callable[[], float],
+        counted: Callable[[StoreCounts], None],
     ) -> None:
         self._store = store
         self._bus = bus
@@ -43,6 +44,7 @@ class Calls:
         self._metrics = metrics
         self._wake_for = wake_for
         self._facts = facts
+        self._counted = counted
         self._accept_clock_step = accept_clock_step
         self._answer = partial(answer_call, store=store, bus=bus, clock=clock)
         self.called = metrics.called
@@ -88,6 +90,7 @@ class Calls:
         """Return how the service is: what it holds, how fast and how late it is, what is wrong."""
         now = self._clock.now()
         counts = await self._store.count(now)
+        self._counted(counts)
         overdue = counts.oldest_overdue_at
         return {
             "version": __version__,

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
@@ -15,13 +14,14 @@ from timer_service.observability import Metrics
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import CommandBatch, EventBus
 from timer_service.ports.health import Health
-from timer_service.ports.timer_store import TimerStore
+from timer_service.ports.timer_store import StoreCounts, TimerStore
 from timer_service.waiting import Over, first_done, owned, unless
+from timer_service.work_log import WorkLog
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack
 from timer_service.workflows.purge_timers import purge_timers
 from timer_service.workflows.retry import Retry
-from timer_service.workflows.schedule_timers import ScheduleReport, schedule_timers
+from timer_service.workflows.schedule_timers import schedule_timers
 
 FIRST_BACKOFF_S: Final = 0.05
 LONGEST_BACKOFF_S: Final = 1.0
@@ -61,6 +61,7 @@ class Service:
         precise_wakeup: bool = True,
         retention: timedelta | None = None,
         other_problems: Callable[[], dict[str, str | None]] = dict,
+        elapsed_s: Callable[[], float] = time.monotonic,
         warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._store = store
@@ -74,22 +75,25 @@ class Service:
         self._retention = retention
         self._metrics = metrics
         self._other_problems = other_problems
+        self._elapsed_s = elapsed_s
         self._warnings = warnings
         self._hold_back = HoldBack()
+        self._work_log = WorkLog()
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
-        self._polled_at = clock.now()
+        self._polled_at, self._polled_s = clock.now(), elapsed_s()
         self._store_problems: dict[str, str] = {}
         self._free_bytes: int | None = None
 
     async def run(self) -> None:
         """Run all loops until stopped; the failure of one ends them all."""
-        async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._consume(), name="consume")
-            loops.create_task(self._fire(), name="fire")
-            if self._retention is not None:
-                loops.create_task(self._purge(self._retention), name="purge")
+        with closing(self._work_log):
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._consume(), name="consume")
+                loops.create_task(self._fire(), name="fire")
+                if self._retention is not None:
+                    loops.create_task(self._purge(self._retention), name="purge")
 
     def stop(self) -> None:
         """Ask all loops to end at their next safe point."""
@@ -98,9 +102,11 @@ class Service:
 
     def health(self) -> Health:
         """Say what is wrong at this moment."""
-        silent_s = (self._clock.now() - self._polled_at).total_seconds()
+        # Not by the wall clock: a step of it is no silence.
+        silent_s = self._elapsed_s() - self._polled_s
         store_problem = next(iter(self._store_problems.values()), None)
-        problems = {"broker": self._bus.problem, "store": store_problem, **self._other_problems()}
+        problems = {"broker": self._bus.problem, "store": store_problem, "publish": self._hold_back.problem}
+        problems |= self._other_problems()
         if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
             problems["disk"] = f"only {self._free_bytes} bytes are free"
         return Health(
@@ -120,7 +126,7 @@ class Service:
             if report.nearest_due_at is not None:
                 self.wake_for(report.nearest_due_at)
             self._metrics.scheduled(report)
-            _log_schedule(report)
+            self._work_log.scheduled(report)
 
     async def _next_batch(self) -> CommandBatch | None:
         """Return the next batch, or None once the service is stopping."""
@@ -137,7 +143,7 @@ class Service:
             # Before looking: a timer accepted from here on is either seen by the look or wakes us.
             self._wake.clear()
             self._sleeps_until = None
-            self._polled_at = self._clock.now()
+            self._note_poll()
             try:
                 report = await self._fire_batch(self._batch_size)
                 if report.more and not report.disconnected:
@@ -150,7 +156,6 @@ class Service:
                 self._note_store_error("poll", error)
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
-            self._note_store_works("poll")
             if report.disconnected:
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
@@ -174,7 +179,7 @@ class Service:
         """Fire batch by batch; what one lane has to wait for, the others wait for after their batch."""
         more = True
         while more and not trouble and not self._stopping.is_set():
-            self._polled_at = self._clock.now()
+            self._note_poll()
             try:
                 report = await self._fire_batch(max(1, self._batch_size // LANES))
             except (TransientError, _Stopped) as error:
@@ -198,7 +203,9 @@ class Service:
             retry=self._retrying("mark"),
         )
         self._metrics.fired(report, time.perf_counter() - started)
-        _log_fire(report)
+        self._work_log.fired(report)
+        # Here, because under a backlog the worker comes to no other place for a long time.
+        self._note_store_works("poll")
         return report
 
     async def _sleep_until(self, next_due_at: datetime | None) -> None:
@@ -246,9 +253,16 @@ class Service:
         with suppress(TransientError):
             now = self._clock.now()
             counts = await self._store.count(now)
-            self._free_bytes = counts.free_bytes
+            self.note_counts(counts)
             overdue_since = counts.oldest_overdue_at or now
             self._metrics.counted(counts, (now - overdue_since).total_seconds())
+
+    def note_counts(self, counts: StoreCounts) -> None:
+        """Learn how much space is left, whoever asked for it."""
+        self._free_bytes = counts.free_bytes
+
+    def _note_poll(self) -> None:
+        self._polled_at, self._polled_s = self._clock.now(), self._elapsed_s()
 
     def _retrying(self, operation: str) -> Retry:
         """Return what repeats a step of a workflow until the store takes it."""
@@ -264,7 +278,7 @@ class Service:
                     if self._stopping.is_set():
                         raise _Stopped from error
                     await self._clock.wait(next(backoff), self._stopping)
-                    self._polled_at = self._clock.now()  # Waiting for the store is not being stuck.
+                    self._note_poll()  # Waiting for the store is not being stuck.
                 else:
                     self._note_store_works(operation)
                     self._metrics.wrote(operation, time.perf_counter() - started)
@@ -304,42 +318,3 @@ async def run_service(service: Service, stop: asyncio.Event) -> None:
             await asyncio.wait({running}, timeout=SHUTDOWN_GRACE_S)
         if running.done():
             running.result()
-
-
-def _log_schedule(report: ScheduleReport) -> None:
-    if report.commands:
-        outcomes = Counter[str]()
-        for (_, outcome), count in sorted(report.commands.items()):
-            outcomes[outcome.value] += count
-        log.info("commands.applied", redelivered=report.redelivered, **outcomes)
-    for refusal in report.refusals:
-        log.warning(
-            "command.refused",
-            reason=refusal.reason.value,
-            detail=refusal.detail,
-            subject=refusal.subject,
-            sequence=refusal.sequence,
-        )
-
-
-def _log_fire(report: FireReport) -> None:
-    if report.confirmed:
-        oldest = min(event.due_at for event in report.confirmed)
-        log.info(
-            "batch.fired",
-            timers=len(report.confirmed),
-            superseded=len(report.confirmed) - report.marked,
-            max_lateness_ms=round((report.confirmed_at - oldest).total_seconds() * 1000),
-        )
-    if report.hold_back.held:
-        event, result = report.failed[0]
-        log.warning(
-            "publish.failed",
-            timers=len(report.failed),
-            kind=result.outcome.name.lower(),
-            detail=result.detail,
-            tenant_id=event.tenant_id,
-            service_call_id=event.service_call_id,
-        )
-    if report.hold_back.freed:
-        log.info("publish.recovered", freed=report.hold_back.freed)

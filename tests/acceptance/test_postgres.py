@@ -166,6 +166,8 @@ async def test_three_instances_publish_each_of_20000_timers_once(world: World, d
     await wait_for_states(world, database, Reached=BURST)
     assert published.repeated == 0
     assert len(published.ids) == BURST
+    for each in group:
+        assert each.terminate() == 0  # The log is complete only now.
     fired = [sum(line["timers"] for line in each.events("batch.fired")) for each in group]
     assert sum(fired) == BURST
     assert min(fired) > 0

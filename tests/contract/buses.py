@@ -71,6 +71,10 @@ class Line(Protocol):
         """Let the broker take no event of this tenant."""
         ...
 
+    async def fill_events(self) -> None:
+        """Let the event stream take nothing more."""
+        ...
+
     async def fill_letters(self) -> None:
         """Let the dead letter stream take nothing more."""
         ...
@@ -132,6 +136,9 @@ class MemoryLine:
 
     async def reject(self, tenant: str) -> None:
         self.bus.rejected_subjects.add(self.bus.subjects.event(tenant))
+
+    async def fill_events(self) -> None:
+        self.bus.events_full = True
 
     async def fill_letters(self) -> None:
         self.bus.letters_full = True
@@ -208,6 +215,10 @@ class NatsLine:
         others = {"acme", "globex", "initech"} - {tenant}
         config.subjects = [f"{self.prefix}.events.{other}.>" for other in sorted(others)]
         await self.jetstream.update_stream(config)
+
+    async def fill_events(self) -> None:
+        config = (await self.jetstream.stream_info(f"{self.prefix.upper()}_EVENTS")).config
+        await self.jetstream.update_stream(config.evolve(max_bytes=1, discard=DiscardPolicy.NEW))
 
     async def fill_letters(self) -> None:
         await self.set_letters(max_bytes=1, discard=DiscardPolicy.NEW)

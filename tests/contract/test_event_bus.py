@@ -454,6 +454,16 @@ async def test_events_at_the_ends_of_time_are_stored(line: Line) -> None:
     ]
 
 
+async def test_a_full_event_stream_is_told_apart_from_an_event_that_is_rejected(line: Line) -> None:
+    await line.fill_events()
+
+    [result] = await line.bus.publish([reached("a", 1)])
+
+    assert result.outcome is Published.STREAM_REFUSED
+    assert "maximum" in result.detail
+    assert await line.events() == []
+
+
 async def test_a_rejected_event_does_not_stop_the_others(line: Line) -> None:
     await line.reject("globex")
     events = [reached("a", 1), reached("b", 1, tenant=GLOBEX), reached("c", 1, tenant="initech")]

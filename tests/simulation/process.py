@@ -116,6 +116,7 @@ def installed(machine: Machine) -> Iterator[None]:
         with (
             patch.object(bootstrap, "SystemClock", clock),
             patch.object(bootstrap, "chance", machine.chance),
+            patch.object(bootstrap, "Service", partial(Service, elapsed_s=machine.loop.time)),
             patch.object(store, "aiosqlite", sqlite),
             patch.object(bus, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),

@@ -23,6 +23,11 @@ class ManualClock:
     def now(self) -> datetime:
         return self._now
 
+    @property
+    def elapsed_s(self) -> float:
+        """Return how much time has passed, whatever the wall clock shows."""
+        return self._elapsed_s
+
     def step_to(self, moment: datetime) -> None:
         """Set the wall clock as an operator would: nobody who sleeps notices."""
         self._now = moment

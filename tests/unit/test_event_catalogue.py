@@ -11,7 +11,7 @@ CATALOGUE = "docs/events.md"
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
 SPREAD = {"commands.applied": {outcome.value for outcome in Outcome}}
 """The fields of events whose call spreads a dictionary."""
-VALUES = {"rejected", "unanswered", "StoreBusy", "StoreFull"}
+VALUES = {"rejected", "unanswered", "stream_refused", "StoreBusy", "StoreFull"}
 """Words in the column of fields that are values of a field."""
 
 

@@ -18,6 +18,7 @@ from timer_service.workflows.hold_back import (
 
 CONFIRMED, REJECTED = Published.CONFIRMED, Published.REJECTED
 UNANSWERED, DISCONNECTED = Published.UNANSWERED, Published.DISCONNECTED
+STREAM_REFUSED = Published.STREAM_REFUSED
 Answer = tuple[DueTimeReached, Published]
 
 
@@ -214,26 +215,132 @@ def fill(hold_back: HoldBack, names: Sequence[str], now_s: float = 0) -> HoldBac
     return record(hold_back, *answers, (reached("good"), CONFIRMED), now_s=now_s)
 
 
-def test_beyond_the_bound_the_oldest_pause_is_forgotten() -> None:
+def test_beyond_the_bound_everything_waits_for_the_longest_pause() -> None:
     hold_back = HoldBack()
     fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES)])
-    fill(hold_back, ["order-0"], now_s=0.1)
+    assert hold_back.everything_until(at(0)) is None
 
-    fill(hold_back, ["one-more"], now_s=0.2)
+    change = fill(hold_back, ["one-more", "and-another"], now_s=0.2)
 
-    held = hold_back.at(at(0.2)).timers
-    assert len(held) == MOST_ENTRIES
-    assert (ACME, call("order-1")) not in held
-    assert {(ACME, call("order-0")), (ACME, call("order-2")), (ACME, call("one-more"))} <= held
+    assert change == HoldBackChange(
+        held=0, freed=0, stopped="more than 5000 timers and tenants cannot be published"
+    )
+    assert hold_back.problem == change.stopped
+    assert hold_back.everything_until(at(0.2)) == hold_back.ends_at(at(0.2)) == at(0.2) + LONGEST_PAUSE
+    assert hold_back.everything_until(at(10.2)) is None
+    assert len(hold_back.at(at(0.2)).timers) == MOST_ENTRIES
 
 
-def test_what_is_forgotten_does_not_count_as_working_again() -> None:
+def test_what_waits_beyond_the_bound_is_told_once() -> None:
+    hold_back = HoldBack()
+    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES + 1)])
+
+    change = fill(hold_back, ["one-more", "order-0"], now_s=11)
+
+    assert change == HoldBackChange(held=0, freed=0)
+
+
+def test_a_timer_that_works_again_makes_room_and_everything_goes_on() -> None:
+    hold_back = HoldBack()
+    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES + 1)])
+
+    change = record(hold_back, (reached("order-7"), CONFIRMED), now_s=11)
+
+    assert change == HoldBackChange(held=0, freed=1, resumed=True)
+    assert hold_back.problem is None
+
+
+def test_what_nobody_has_tried_for_a_minute_is_forgotten_for_something_new() -> None:
     hold_back = HoldBack()
     fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES)])
 
-    change = fill(hold_back, ["one-more"])
+    change = fill(hold_back, ["one-more"], now_s=61)
 
     assert change == HoldBackChange(held=1, freed=0)
+    assert hold_back.at(at(61)) == timers("one-more")
+
+
+def test_cancelled_timers_do_not_keep_it_full_for_ever() -> None:
+    hold_back = HoldBack()
+    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES + 1)])
+
+    assert not record(hold_back, now_s=30).resumed
+    assert record(hold_back, now_s=61).resumed
+
+
+# The stream
+
+
+def test_a_stream_that_takes_nothing_is_no_timers_fault() -> None:
+    hold_back = HoldBack()
+
+    change = record(hold_back, *many(20, STREAM_REFUSED), *many(20, STREAM_REFUSED, GLOBEX))
+
+    assert change == HoldBackChange(held=0, freed=0, stopped="the event stream takes nothing: ")
+    assert hold_back.at(at(0)) == NOTHING_HELD_BACK
+    assert hold_back.everything_until(at(0)) == at(0.5)
+
+
+def test_the_pauses_of_everything_double_up_to_ten_seconds() -> None:
+    hold_back, now_s, pauses = HoldBack(), 0.0, []
+
+    for _ in range(8):
+        record(hold_back, *many(1, STREAM_REFUSED), now_s=now_s)
+        until = hold_back.everything_until(at(now_s))
+        assert until is not None
+        pauses.append((until - at(now_s)).total_seconds())
+        now_s += pauses[-1]
+
+    assert pauses == [0.5, 1, 2, 4, 8, 10, 10, 10]
+
+
+def test_of_two_lanes_that_the_stream_refuses_one_counts() -> None:
+    hold_back = HoldBack()
+    record(hold_back, *many(1, STREAM_REFUSED))
+
+    change = record(hold_back, *many(1, STREAM_REFUSED, GLOBEX), now_s=0.1)
+
+    assert change == HoldBackChange(held=0, freed=0)
+    assert hold_back.everything_until(at(0.1)) == at(0.5)
+
+
+def test_few_are_tried_while_the_stream_takes_nothing() -> None:
+    hold_back = HoldBack()
+    assert hold_back.at_once(2000) == 2000
+
+    record(hold_back, *many(1, STREAM_REFUSED))
+
+    assert (hold_back.at_once(2000), hold_back.at_once(7)) == (100, 7)
+
+
+def test_a_batch_that_the_stream_takes_in_part_is_no_recovery() -> None:
+    hold_back = HoldBack()
+    record(hold_back, *many(1, STREAM_REFUSED))
+
+    change = record(hold_back, *many(5, CONFIRMED), *many(5, STREAM_REFUSED, GLOBEX), now_s=1)
+
+    assert change == HoldBackChange(held=0, freed=0)
+    assert hold_back.problem is not None
+
+
+def test_a_stream_that_takes_events_again_is_told_once() -> None:
+    hold_back = HoldBack()
+    record(hold_back, *many(1, STREAM_REFUSED))
+
+    assert record(hold_back, *many(1, CONFIRMED), now_s=1) == HoldBackChange(held=0, freed=0, resumed=True)
+    assert record(hold_back, *many(1, CONFIRMED), now_s=2) == HoldBackChange(held=0, freed=0)
+    assert hold_back.problem is None
+    assert hold_back.everything_until(at(2)) is None
+
+
+def test_a_stream_that_nothing_is_due_for_any_more_is_no_problem() -> None:
+    hold_back = HoldBack()
+    record(hold_back, *many(1, STREAM_REFUSED))
+
+    change = record(hold_back, now_s=1)
+
+    assert change.resumed
+    assert hold_back.problem is None
 
 
 def test_a_pause_from_before_the_clock_was_set_back_holds_nothing() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -16,12 +17,15 @@ from timer_service import service as service_module
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
-from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.observability import Metrics
 from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 from timer_service.service import LOOK_AGAIN_S, Service, run_service
+from timer_service.waiting import owned
+from timer_service.workflows.hold_back import MOST_ENTRIES
 
 POLL_S = 5.0
 
@@ -56,6 +60,7 @@ class Rig:
             batch_size=batch_size,
             metrics=Metrics(),
             precise_wakeup=precise_wakeup,
+            elapsed_s=lambda: self.clock.elapsed_s,
             retention=retention,
         )
 
@@ -830,11 +835,18 @@ async def test_the_log_tells_of_each_batch_in_one_line() -> None:
                     await asyncio.sleep(0)
 
     applied, refused, fired = log
-    assert applied == {"event": "commands.applied", "log_level": "info", "redelivered": 0, "scheduled": 2}
+    assert applied == {
+        "event": "commands.applied",
+        "log_level": "info",
+        "batches": 1,
+        "redelivered": 0,
+        "scheduled": 2,
+    }
     assert refused.pop("detail").startswith("the body must be JSON in UTF-8")
     assert refused == {
         "event": "command.refused",
         "log_level": "warning",
+        "messages": 1,
         "reason": "not_json",
         "subject": "timer.commands.acme.ScheduleTimer",
         "sequence": 3,
@@ -842,6 +854,7 @@ async def test_the_log_tells_of_each_batch_in_one_line() -> None:
     assert fired == {
         "event": "batch.fired",
         "log_level": "info",
+        "batches": 1,
         "timers": 2,
         "superseded": 0,
         "max_lateness_ms": 2000,
@@ -923,3 +936,142 @@ async def test_other_work_goes_on_between_two_batches_that_are_deleted(
         left = len(rig.store.timers)
 
     assert left > 900
+
+
+async def test_under_load_the_log_grows_with_time_and_nothing_is_left_unsaid_at_the_end() -> None:
+    rig = Rig(batch_size=2)
+    await rig.keep(*_backlog(500))
+
+    with capture_logs() as log:
+        async with rig.running():
+            await rig.clock.until_waits(1)
+
+    fired = [line for line in log if line["event"] == "batch.fired"]
+    assert len(fired) < 10
+    assert sum(line["timers"] for line in fired) == 500
+    assert sum(line["batches"] for line in fired) == len(rig.bus.published)
+
+
+# How it says it is
+
+
+async def test_a_step_of_the_wall_clock_is_no_silence_of_the_worker() -> None:
+    rig = Rig()
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        rig.clock.step_to(START + timedelta(days=1))
+        health = rig.service.health()
+
+    assert health == Health(stuck=None, problems={})
+
+
+async def test_a_worker_that_does_not_look_for_long_is_taken_for_dead() -> None:
+    rig = Rig(bus=_StuckBus)
+    await rig.keep(schedule("order-1", 0))
+
+    async with owned(rig.service.run()):
+        await rig.clock.until_rest()
+        rig.clock.advance(30)
+        alive = rig.service.health()
+        rig.clock.advance(1)
+        dead = rig.service.health()
+
+    assert (alive.stuck, dead.stuck) == (None, "has not polled for 31 s")
+
+
+async def test_the_store_counts_as_well_again_while_a_backlog_is_worked_off() -> None:
+    rig = Rig(batch_size=2)
+    await rig.keep(*_backlog(100))
+    rig.store.fail("claim_due", StoreBusy("locked"))
+    problems = list[dict[str, str]]()
+
+    async def look() -> None:
+        problems.append(rig.service.health().problems)
+
+    rig.bus.meanwhile = look
+
+    async with rig.running():
+        await rig.clock.until_waits(1)
+        unwell = rig.service.health().problems
+        rig.clock.advance(1)
+        await rig.clock.until_waits(2)
+
+    assert unwell == {"store": "locked"}
+    assert len(problems) > 10
+    assert not any(problems[1:])
+
+
+async def test_little_space_is_told_whoever_counted() -> None:
+    rig = Rig()
+    counts = await rig.store.count(START)
+
+    rig.service.note_counts(replace(counts, free_bytes=1000))
+
+    assert rig.service.health().problems == {"disk": "only 1000 bytes are free"}
+
+
+# When the event stream takes nothing
+
+
+def _refuse_all(rig: Rig, outcome: Published) -> None:
+    rig.bus.answers = lambda _: outcome
+
+
+async def _publications_in(rig: Rig, seconds: int) -> int:
+    before = sum(map(len, rig.bus.published))
+    for _ in range(seconds * 4):
+        rig.clock.advance(0.25)
+        await rig.clock.until_rest()
+    return sum(map(len, rig.bus.published)) - before
+
+
+def _of_many_tenants(count: int) -> list[Command]:
+    return [schedule(f"order-{n}", -9, number=n, tenant=TenantId(f"tenant-{n}")) for n in range(1, count + 1)]
+
+
+async def test_a_full_event_stream_is_tried_now_and_then_told_once_and_recovered_from() -> None:
+    rig = Rig(batch_size=2000)
+    await rig.keep(*_of_many_tenants(8000))
+    _refuse_all(rig, Published.STREAM_REFUSED)
+
+    with capture_logs() as log:
+        async with rig.running():
+            await rig.clock.until_waits(1)
+            first_minute = await _publications_in(rig, 60)
+            later_minute = await _publications_in(rig, 60)
+            told = rig.service.health().problems
+            _refuse_all(rig, Published.CONFIRMED)
+            await _publications_in(rig, 15)
+            afterwards = rig.service.health().problems
+
+    failures = [line for line in log if line["event"].startswith("publish.")]
+    assert first_minute <= 100 * 12
+    assert later_minute <= 100 * 7
+    assert told == {"publish": "the event stream takes nothing: no"}
+    assert afterwards == {}
+    assert [line["event"] for line in failures] == ["publish.failed", "publish.recovered"]
+    assert {timer.state for timer in rig.store.timers.values()} == {TimerState.REACHED}
+
+
+async def test_more_failing_timers_than_can_be_remembered_make_no_busy_loop_and_no_flood_of_lines() -> None:
+    rig = Rig(batch_size=2000)
+    await rig.keep(*_of_many_tenants(8000))
+    _refuse_all(rig, Published.REJECTED)
+
+    with capture_logs() as log:
+        async with rig.running():
+            await rig.clock.until_waits(1)
+            await _publications_in(rig, 60)
+            in_a_minute = await _publications_in(rig, 60)
+            told = rig.service.health().problems
+            _refuse_all(rig, Published.CONFIRMED)
+            await _publications_in(rig, 60)
+            afterwards = rig.service.health().problems
+
+    # Those that are remembered and a batch of others, after each of the longest pauses.
+    assert in_a_minute <= (MOST_ENTRIES + 2000) * 7
+    assert told == {"publish": "more than 5000 timers and tenants cannot be published"}
+    assert afterwards == {}
+    assert sum(line["event"] == "publish.failed" for line in log) <= 5
+    assert {timer.state for timer in rig.store.timers.values()} == {TimerState.REACHED}

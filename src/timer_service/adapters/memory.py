@@ -178,6 +178,8 @@ class MemoryEventBus:
     """Sequences of refused messages that wait for their letters."""
     rejected_subjects: set[str] = field(default_factory=set)
     """Subjects on which the broker takes nothing."""
+    events_full: bool = False
+    """Whether the event stream takes nothing more."""
     pending: dict[int, _Message] = field(default_factory=dict)
     """Delivered or not, but neither acknowledged nor terminated."""
     _queue: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
@@ -225,6 +227,8 @@ class MemoryEventBus:
         subject = self.subjects.event(event.tenant_id)
         if subject in self.rejected_subjects:
             return PublishResult(Published.REJECTED, "no stream takes this subject")
+        if self.events_full:
+            return PublishResult(Published.STREAM_REFUSED, "maximum messages exceeded")
         message_id = str(event.id)
         self.events.setdefault(message_id, (subject, codec.encode_event(event, message_id)))
         return PublishResult(Published.CONFIRMED)

@@ -16,6 +16,8 @@ class Published(Enum):
     """The broker has it."""
     REJECTED = auto()
     """The broker answered that it will not take this one."""
+    STREAM_REFUSED = auto()
+    """The stream takes nothing at present, whoever it is from: it is full, gone or without resources."""
     UNANSWERED = auto()
     """No answer in time: the broker may or may not have it."""
     DISCONNECTED = auto()

@@ -39,7 +39,10 @@ async def fire_due_timers(
 ) -> FireReport:
     """Publish one batch of due timers and mark those that the broker confirmed."""
     now = clock.now()
-    async with store.claim_due(now, limit, hold_back.at(now)) as claim:
+    paused_until = hold_back.everything_until(now)
+    if paused_until is not None:
+        return _nothing_before(paused_until, now)
+    async with store.claim_due(now, hold_back.at_once(limit), hold_back.at(now)) as claim:
         events = [timer.reached(now) for timer in claim.timers]
         results = await bus.publish(events) if events else []
         confirmed_at = clock.now()
@@ -60,6 +63,19 @@ async def fire_due_timers(
         disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
         more=more,
         next_due_at=None if more else await _next_look(store, hold_back, now),
+    )
+
+
+def _nothing_before(moment: datetime, now: datetime) -> FireReport:
+    return FireReport(
+        confirmed=(),
+        failed=(),
+        confirmed_at=now,
+        marked=0,
+        hold_back=HoldBackChange(held=0, freed=0),
+        disconnected=False,
+        more=False,
+        next_due_at=moment,
     )
 
 

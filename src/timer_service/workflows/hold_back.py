@@ -11,10 +11,15 @@ from timer_service.ports.timer_store import HeldBack, TimerKey
 
 FIRST_PAUSE = timedelta(milliseconds=500)
 LONGEST_PAUSE = timedelta(seconds=10)
+FORGOTTEN_AFTER = timedelta(minutes=1)
+"""What was not tried again for so long after its pause was cancelled, moved or fired by somebody else."""
 MOST_ENTRIES = 5_000
 TENANT_FAILURES = 10
 """So many failures in one batch, with no success beside them, are the tenant's and not the timers'."""
+PROBE_TIMERS = 100
+"""So many are tried at once while the stream takes nothing."""
 
+_TOO_MANY = f"more than {MOST_ENTRIES} timers and tenants cannot be published"
 _Answer = tuple[DueTimeReached, Published]
 
 
@@ -24,6 +29,10 @@ class HoldBackChange:
 
     held: int
     freed: int
+    stopped: str | None = None
+    """Why everything waits since this batch."""
+    resumed: bool = False
+    """Whether everything goes on since this batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +44,20 @@ class _Pause:
 class HoldBack:
     """The timers and tenants that failed lately, each with the moment to try it again.
 
-    Bounded: beyond MOST_ENTRIES the oldest entry is forgotten, which only means that it is tried sooner.
+    Bounded: beyond MOST_ENTRIES everything waits, as it does while the stream itself takes nothing.
     """
 
     def __init__(self) -> None:
         self._pauses: dict[TimerKey | TenantId, _Pause] = {}
+        self._everything: _Pause | None = None
         self._held = self._freed = 0
+        self._has_room = True
+        self._refusal: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is published, or only little of it."""
+        return self._refusal or (None if self._has_room else _TOO_MANY)
 
     def at(self, now: datetime) -> HeldBack:
         """Return what to pass over at this moment."""
@@ -50,22 +67,59 @@ class HoldBack:
             timers=frozenset(key for key in held if isinstance(key, tuple)),
         )
 
+    def everything_until(self, now: datetime) -> datetime | None:
+        """Return until when nothing at all is to be published; None where something is."""
+        pause = self._everything
+        return pause.until if pause is not None and _holds(pause, now) else None
+
+    def at_once(self, limit: int) -> int:
+        """Return how many timers to try together."""
+        return limit if self._refusal is None else min(limit, PROBE_TIMERS)
+
     def ends_at(self, now: datetime) -> datetime | None:
         """Return the next moment at which something may be tried again."""
-        return min((p.until for p in self._pauses.values() if _holds(p, now)), default=None)
+        return self.everything_until(now) or min(
+            (p.until for p in self._pauses.values() if _holds(p, now)), default=None
+        )
 
     def record(
         self, events: Sequence[DueTimeReached], results: Sequence[PublishResult], now: datetime
     ) -> "HoldBackChange":
         """Learn from one batch: success frees a timer and its tenant, failure pauses them."""
         self._held = self._freed = 0
+        before = self.problem
         answers = defaultdict[TenantId, list[_Answer]](list)
         for event, result in zip(events, results, strict=True):
-            if result.outcome is not Published.DISCONNECTED:
+            if result.outcome not in (Published.DISCONNECTED, Published.STREAM_REFUSED):
                 answers[event.tenant_id].append((event, result.outcome))
         for tenant_id, answered in answers.items():
             self._learn(tenant_id, answered, now)
-        return HoldBackChange(held=self._held, freed=self._freed)
+        self._learn_of_the_stream(results, now)
+        self._has_room = self._has_room or self._make_room(now)
+        problem = self.problem
+        return HoldBackChange(
+            held=self._held,
+            freed=self._freed,
+            stopped=problem if before is None else None,
+            resumed=before is not None and problem is None,
+        )
+
+    def _learn_of_the_stream(self, results: Sequence[PublishResult], now: datetime) -> None:
+        """Pause everything while the stream takes nothing: that is no timer's fault.
+
+        Where nothing is due any more there is nothing to wait for either.
+        """
+        refused = next((r.detail for r in results if r.outcome is Published.STREAM_REFUSED), None)
+        if refused is not None:
+            self._refusal = f"the event stream takes nothing: {refused}"
+            # Of the batches that were under way together only the first makes the pause longer.
+            if self.everything_until(now) is None:
+                attempts = self._everything.attempts + 1 if self._everything else 1
+                self._everything = _Pause(attempts, now + _pause_after(attempts))
+        elif not results or any(result.outcome is Published.CONFIRMED for result in results):
+            self._refusal = None
+            if self._has_room:
+                self._everything = None
 
     def _learn(self, tenant_id: TenantId, answers: list[_Answer], now: datetime) -> None:
         failed = [event for event, outcome in answers if outcome is not Published.CONFIRMED]
@@ -91,13 +145,25 @@ class HoldBack:
 
     def _pause(self, key: TimerKey | TenantId, now: datetime, at_least: timedelta = FIRST_PAUSE) -> timedelta:
         last = self._pauses.pop(key, None)
-        self._held += last is None
         attempts = last.attempts + 1 if last else 1
-        pause: timedelta = max(at_least, min(FIRST_PAUSE * 2 ** min(attempts - 1, 16), LONGEST_PAUSE))
+        pause = max(at_least, _pause_after(attempts))
+        if last is None and not self._make_room(now):
+            # One that is not remembered would be tried again at once, so all have to wait.
+            self._has_room = False
+            self._everything = _Pause(1, now + LONGEST_PAUSE)
+            return pause
+        self._held += last is None
         self._pauses[key] = _Pause(attempts, now + pause)
-        if len(self._pauses) > MOST_ENTRIES:
-            del self._pauses[next(iter(self._pauses))]
         return pause
+
+    def _make_room(self, now: datetime) -> bool:
+        """Forget what nobody has tried for long, the oldest first, and tell whether there is room."""
+        while len(self._pauses) >= MOST_ENTRIES:
+            oldest, pause = next(iter(self._pauses.items()))
+            if now < pause.until + FORGOTTEN_AFTER:
+                return False
+            del self._pauses[oldest]
+        return True
 
     def _free(self, key: TimerKey | TenantId) -> None:
         self._freed += self._pauses.pop(key, None) is not None
@@ -108,6 +174,11 @@ class HoldBack:
             for key in [key for key in self._pauses if isinstance(key, tuple) and key[0] == tenant_id]:
                 self._free(key)
             self._free(tenant_id)
+
+
+def _pause_after(attempts: int) -> timedelta:
+    pause: timedelta = min(FIRST_PAUSE * 2 ** min(attempts - 1, 16), LONGEST_PAUSE)
+    return pause
 
 
 def _holds(pause: _Pause, now: datetime) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from timer_service.adapters.nats.rejections import NO_STREAM, blame_the_stream, rejection
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.adapters.nats.waiting import within
 from timer_service.ports.event_bus import Published, PublishResult
@@ -21,7 +22,6 @@ _CONFIRMED: Final = PublishResult(Published.CONFIRMED)
 _UNANSWERED: Final = PublishResult(Published.UNANSWERED, f"no confirmation within {CONFIRM_TIMEOUT_S:g} s")
 _DISCONNECTED: Final = PublishResult(Published.DISCONNECTED, "the connection was lost")
 _TOO_LARGE: Final = PublishResult(Published.REJECTED, "larger than the broker's max_payload")
-_NO_STREAM: Final = "no stream takes this subject"
 _FORBIDDEN: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 
 
@@ -84,7 +84,8 @@ class Publisher:
             pending.settle_rest(_DISCONNECTED)
         finally:
             del self._pending[number]
-        return [result or _DISCONNECTED for result in pending.results]
+        results = [result or _DISCONNECTED for result in pending.results]
+        return blame_the_stream([message.subject for message in messages], results)
 
     async def _send(self, number: int, pending: _Pending) -> None:
         for index in await self._client.publish_all(pending.messages, f"{self._inbox}.{number}"):
@@ -122,7 +123,7 @@ class Publisher:
             return _CONFIRMED
         if message.headers and message.headers.get("Status") == "503":
             self._stream_missing()
-            return PublishResult(Published.REJECTED, _NO_STREAM)
+            return NO_STREAM
         try:
             answer = json.loads(message.data)
         except ValueError:
@@ -130,6 +131,5 @@ class Publisher:
         if not isinstance(answer, dict) or answer.get("stream") not in self._streams:
             return None  # Forged: who sees our inbox can have the broker answer to it.
         if "error" in answer:
-            error = answer["error"]
-            return PublishResult(Published.REJECTED, f"{error.get('description')} ({error.get('err_code')})")
+            return rejection(answer["error"])
         return _CONFIRMED

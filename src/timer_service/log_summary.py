@@ -1,0 +1,67 @@
+"""Sum up what happens often, so that the log grows with time and not with the load."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+INTERVAL_S: Final = 1.0
+"""At most one line of a kind is written in so much time."""
+
+T = TypeVar("T")
+
+
+class Appointment(Protocol):
+    """Something that will be done later, unless it is cancelled."""
+
+    def cancel(self) -> None:
+        """Do it no more."""
+        ...
+
+
+Later = Callable[[float, Callable[[], None]], Appointment]
+"""Do something so many seconds from now."""
+
+
+def on_this_loop(seconds: float, action: Callable[[], None]) -> Appointment:
+    """Do it on the event loop that runs."""
+    return asyncio.get_running_loop().call_later(seconds, action)
+
+
+class LogSummary(Generic[T]):
+    """Tells the first of a kind at once, and what follows within INTERVAL_S together in one line.
+
+    Nothing is left unsaid: what has come in by the time it is closed is told then.
+    """
+
+    def __init__(self, tell: Callable[[T], None], add: Callable[[T, T], T], later: Later) -> None:
+        self._tell = tell
+        self._add = add
+        self._later = later
+        self._rest: T | None = None
+        self._next: Appointment | None = None
+
+    def note(self, found: T) -> None:
+        """Tell of it now, or with the next line."""
+        if self._next is None:
+            self._tell_now(found)
+        else:
+            self._rest = found if self._rest is None else self._add(self._rest, found)
+
+    def close(self) -> None:
+        """Tell what is left."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self._tell(rest)
+
+    def _tell_now(self, found: T) -> None:
+        self._next = self._later(INTERVAL_S, self._time_is_up)
+        self._tell(found)
+
+    def _time_is_up(self) -> None:
+        self._next = None
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self._tell_now(rest)

@@ -1,0 +1,135 @@
+"""Tell in the log what the loops have done: often enough to follow it, not once for each batch."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import structlog
+
+from timer_service.domain.errors import RefusalReason
+from timer_service.log_summary import Later, LogSummary, on_this_loop
+from timer_service.ports.event_bus import Refusal
+from timer_service.workflows.fire_due_timers import FireReport
+from timer_service.workflows.schedule_timers import ScheduleReport
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    batches: int
+    redelivered: int
+    outcomes: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    messages: int
+    example: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Fired:
+    batches: int
+    timers: int
+    superseded: int
+    max_lateness_ms: int
+
+
+class WorkLog:
+    """The lines about commands and firings."""
+
+    def __init__(self, later: Later = on_this_loop) -> None:
+        self._applied = LogSummary(_tell_applied, _add_applied, later)
+        self._fired = LogSummary(_tell_fired, _add_fired, later)
+        self._refused = {reason: LogSummary(_tell_refused, _add_refused, later) for reason in RefusalReason}
+
+    def scheduled(self, report: ScheduleReport) -> None:
+        """Tell of a batch of commands."""
+        if report.commands:
+            outcomes = Counter[str]()
+            for (_, outcome), count in sorted(report.commands.items()):
+                outcomes[outcome.value] += count
+            self._applied.note(_Applied(1, report.redelivered, outcomes))
+        for refusal in report.refusals:
+            self._refused[refusal.reason].note(_Refused(1, refusal))
+
+    def fired(self, report: FireReport) -> None:
+        """Tell of a batch of due timers, and at once of what began or ceased to fail."""
+        if report.confirmed:
+            oldest = min(event.due_at for event in report.confirmed)
+            self._fired.note(
+                _Fired(
+                    batches=1,
+                    timers=len(report.confirmed),
+                    superseded=len(report.confirmed) - report.marked,
+                    max_lateness_ms=round((report.confirmed_at - oldest).total_seconds() * 1000),
+                )
+            )
+        _tell_failures(report)
+
+    def close(self) -> None:
+        """Tell what is left."""
+        self._applied.close()
+        self._fired.close()
+        for refused in self._refused.values():
+            refused.close()
+
+
+def _add_applied(one: _Applied, other: _Applied) -> _Applied:
+    return _Applied(
+        one.batches + other.batches, one.redelivered + other.redelivered, one.outcomes + other.outcomes
+    )
+
+
+def _add_refused(one: _Refused, other: _Refused) -> _Refused:
+    return _Refused(one.messages + other.messages, one.example)
+
+
+def _add_fired(one: _Fired, other: _Fired) -> _Fired:
+    return _Fired(
+        one.batches + other.batches,
+        one.timers + other.timers,
+        one.superseded + other.superseded,
+        max(one.max_lateness_ms, other.max_lateness_ms),
+    )
+
+
+def _tell_applied(found: _Applied) -> None:
+    log.info("commands.applied", batches=found.batches, redelivered=found.redelivered, **found.outcomes)
+
+
+def _tell_refused(found: _Refused) -> None:
+    log.warning(
+        "command.refused",
+        messages=found.messages,
+        reason=found.example.reason.value,
+        detail=found.example.detail,
+        subject=found.example.subject,
+        sequence=found.example.sequence,
+    )
+
+
+def _tell_fired(found: _Fired) -> None:
+    log.info(
+        "batch.fired",
+        batches=found.batches,
+        timers=found.timers,
+        superseded=found.superseded,
+        max_lateness_ms=found.max_lateness_ms,
+    )
+
+
+def _tell_failures(report: FireReport) -> None:
+    change = report.hold_back
+    if change.held or change.stopped:
+        event, result = report.failed[0]
+        log.warning(
+            "publish.failed",
+            timers=len(report.failed),
+            kind=result.outcome.name.lower(),
+            detail=change.stopped or result.detail,
+            tenant_id=event.tenant_id,
+            service_call_id=event.service_call_id,
+        )
+    if change.freed or change.resumed:
+        log.info("publish.recovered", freed=change.freed)
