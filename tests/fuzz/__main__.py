@@ -8,8 +8,12 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.fuzz.engines import fuzz, fuzz_guided
+from tests.fuzz.stored import fuzz_stored
 from tests.fuzz.targets import TARGETS
 from tests.support.guarantees import record
+
+STORED_SHARE = 100
+"""One input in so many goes through to a database: each takes as long as a hundred that are only read."""
 
 
 def main() -> int:
@@ -22,13 +26,16 @@ def main() -> int:
         pending = [pool.submit(fuzz, target, share, options.seed) for target in TARGETS]
         if engines == 2:
             pending += [pool.submit(fuzz_guided, target, share) for target in TARGETS]
+        storing = pool.submit(fuzz_stored, -(-options.inputs // STORED_SHARE), options.seed)
         results = [future.result() for future in pending]
-    broken = [text for result in results for text in result.broken]
+        stored = storing.result()
+    broken = [text for result in (*results, stored) for text in result.broken]
     counts: dict[str, object] = {
         "inputs": sum(r.made_up + r.guided for r in results),
         "made up": sum(r.made_up for r in results),
         "guided by coverage": sum(r.guided for r in results),
         "readers": len(TARGETS),
+        "requests to a real PostgreSQL": stored.made_up,
         "uncaught exceptions, slow inputs, growth": len(broken),
         "slowest input in ms": round(max(r.slowest_ms for r in results), 1),
         "most growth of memory in MB": round(max(r.growth_mb for r in results), 1),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.fuzz import corpus
 from tests.fuzz.hostile import hostile
 from tests.fuzz.limits import TooSlow, Watch
+from tests.fuzz.stored import StoredRequests, made_up
 from tests.fuzz.targets import TARGETS
 
 
@@ -43,3 +44,13 @@ def test_a_slow_input_does_not_pass() -> None:
 
     with pytest.raises(TooSlow):
         Watch(slow).feed(b"")
+
+
+def test_a_real_database_answers_or_refuses_whatever_is_asked() -> None:
+    random = Random("stored")
+
+    with StoredRequests() as target:
+        for data in corpus.load("call"):
+            target.feed(data)
+        for _ in range(100):
+            target.feed(made_up(random))
