@@ -20,6 +20,7 @@ WATCHED = (
     "adapters/sqlite/store.py",
     "adapters/sqlite/schema.py",
     "adapters/nats/bus.py",
+    "adapters/nats/connecting.py",
     "adapters/nats/incoming.py",
     "adapters/nats/letters.py",
     "adapters/nats/waiting.py",

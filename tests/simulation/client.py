@@ -71,7 +71,7 @@ class SimulatedClient:
         assert process is not None
         self.process = process
         self.is_closed = False
-        self.discovered_servers: list[Any] = []
+        self.told_servers: tuple[str, ...] = ()
         self.connected_url = _URL
         self.connected_server_version = _VERSION
         self._nuid = NUID()

@@ -19,7 +19,7 @@ from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_service import bootstrap
-from timer_service.adapters.nats import bus, pull
+from timer_service.adapters.nats import connecting, pull
 from timer_service.adapters.sqlite import schema, store
 from timer_service.adapters.system import SystemClock
 from timer_service.config import Settings, load_settings
@@ -118,7 +118,7 @@ def installed(machine: Machine) -> Iterator[None]:
             patch.object(bootstrap, "chance", machine.chance),
             patch.object(bootstrap, "Service", partial(Service, elapsed_s=machine.loop.time)),
             patch.object(store, "aiosqlite", sqlite),
-            patch.object(bus, "TolerantClient", machine.nats),
+            patch.object(connecting, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
             patch.object(schema, "load_migrations", cache(schema.load_migrations)),
         ):

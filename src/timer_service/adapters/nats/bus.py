@@ -17,6 +17,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
+from timer_service.adapters.nats.connecting import Connector, close
 from timer_service.adapters.nats.incoming import Buffer, Incoming, read_incoming
 from timer_service.adapters.nats.letters import LONGEST_DELAY_S, ROOM_FOR_PARKED, Letters
 from timer_service.adapters.nats.publisher import Publisher
@@ -31,7 +32,7 @@ from timer_service.adapters.nats.streams import (
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.adapters.nats.waiting import within
 from timer_service.addresses import without_credentials
-from timer_service.domain.errors import BrokerRefused, BusUnavailable
+from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import EPOCH, DueTimeReached, Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import PublishResult, Refusal
@@ -42,15 +43,12 @@ MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
 """Requested, buffered and worked on together; the consumer's max_ack_pending allows so many and those that
 wait for letters."""
-PING_INTERVAL_S: Final = 5
-CONNECT_TIMEOUT_S: Final = 2
 JETSTREAM_TIMEOUT_S: Final = 5.0
 FIRST_RETRY_S: Final = 0.05
 LONGEST_RETRY_S: Final = 2.0
 WATCH_INTERVAL_S: Final = 1.0
 RECOVERY_PAUSE_S: Final = 0.2
 ANSWER_TIMEOUT_S: Final = 5
-CLOSE_TIMEOUT_S: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -98,10 +96,8 @@ class NatsEventBus:
         self._stopping = False
         self._session_over = asyncio.Event()
         self._stream_missing = asyncio.Event()
-        self._known_servers: set[str] = set()
+        self._connector = Connector(options.connect, chance, self._on_error, self._on_closed)
         self._api: TimerApi | None = None
-        self._connecting = False
-        self._connected_before = False
         self._told: str | None = None
         self._complaint: str | None = None
         self._streams = StreamWatch()
@@ -189,7 +185,7 @@ class NatsEventBus:
         pause = FIRST_RETRY_S
         while not self._stopping:
             try:
-                client = await self._connect()
+                client = await self._connector.connect()
             except (NatsError, OSError, TimeoutError) as error:
                 self._tell_unavailable(_reason(error))
                 await asyncio.sleep(pause * (0.5 + self._chance() / 2))
@@ -201,38 +197,8 @@ class NatsEventBus:
             finally:
                 self._client = self._publisher = self._pull = None
                 self.letters.connected(None)
-                await _close(client)
-
-    async def _connect(self) -> TolerantClient:
-        client = TolerantClient()
-        servers = [*self._options.connect["servers"], *sorted(self._known_servers)]
-        self._connecting = True
-        try:
-            await client.connect(
-                **{**self._options.connect, "servers": servers},
-                name="timer-service",
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                ping_interval=PING_INTERVAL_S,
-                error_cb=self._on_error,
-                closed_cb=self._on_closed,
-            )
-        except BaseException as error:
-            await _close(client)
-            if not self._connected_before and _is_refusal(error):
-                shown = ", ".join(map(without_credentials, servers))
-                raise BrokerRefused(
-                    f"the broker at {shown} does not accept our credentials ({error}): "
-                    "check TIMER_BROKER_USER and _PASSWORD, _TOKEN, _CREDS or _NKEY"
-                ) from error
-            raise
-        finally:
-            self._connecting = False
-        self._connected_before = True
-        self._known_servers |= {url.geturl() for url in client.discovered_servers}
-        return client
+                self._connector.learn(client)
+                await close(client)
 
     async def _serve(self, client: TolerantClient) -> None:
         """Use one connection until it is lost."""
@@ -379,7 +345,7 @@ class NatsEventBus:
         self._session_over.set()
 
     async def _on_error(self, error: Exception) -> None:
-        if self._connecting:
+        if self._connector.is_connecting:
             return  # keep_session tells of it.
         self._complaint = _reason(error)
         log.warning("broker.error", detail=self._complaint)
@@ -418,17 +384,6 @@ class _NatsBatch:
 
 def _microseconds(created: datetime | None) -> int | None:
     return None if created is None else round((created - EPOCH).total_seconds() * 1_000_000)
-
-
-async def _close(client: Client) -> None:
-    with suppress(NatsError, OSError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await client.close()
-
-
-def _is_refusal(error: BaseException) -> bool:
-    text = str(error).lower()
-    return "authorization" in text or "authentication" in text
 
 
 def _reason(error: BaseException) -> str:

@@ -47,6 +47,8 @@ class TolerantClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._at_once: dict[int, Any] = {}
+        self.told_servers: tuple[str, ...] = ()
+        """The addresses of the cluster, as the server told them last."""
 
     async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
         """Send messages in as few pieces as possible; each is answered on its own number below the inbox.
@@ -121,6 +123,11 @@ class TolerantClient(Client):
             headers=headers,
             _sid=sid,
         )
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - as in nats-py
+        await super()._process_info(info, initial_connection)
+        if info.get("connect_urls"):
+            self.told_servers = tuple(info["connect_urls"])
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
         with suppress(Exception):
