@@ -48,6 +48,7 @@ from timer_service.ports.timer_store import (
 )
 
 BUSY_TIMEOUT_MS: Final = 5_000
+OPENING_TURN_MS: Final = 100
 CACHE_KIB: Final = 16_384
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 CHECKPOINT_PAGES: Final = 8_000
@@ -202,7 +203,7 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
                     # Here and not on aiosqlite's thread, which a failing connect would leave behind.
                     sqlite3.connect(_uri(path), uri=True).close()
                     writer = await stack.enter_async_context(_connect(path))
-                    await _prepare(writer, path, _text(now()))
+                    await _prepare_in_time(writer, path, _text(now()))
                     await _refuse_a_copy(writer, path)
                 reader = await stack.enter_async_context(_connect(path, read_only=True))
                 answerer = await stack.enter_async_context(_connect(path, read_only=True))
@@ -436,8 +437,8 @@ async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aios
     try:
         with _translated(path):
             await connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            await connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            await connection.execute("PRAGMA temp_store = MEMORY")
+            if read_only:
+                await _tune(connection)
         yield connection
     finally:
         with suppress(sqlite3.Error):
@@ -448,7 +449,30 @@ def _uri(path: Path, *, read_only: bool = False) -> str:
     return f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
 
 
+async def _tune(connection: aiosqlite.Connection) -> None:
+    """Set what only makes it faster; this reads the file, and so may have to wait for it."""
+    await connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    await connection.execute("PRAGMA temp_store = MEMORY")
+
+
+async def _prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+    """Wait for another connection as long as ever, but in short turns: a stop must not wait with us."""
+    await writer.execute(f"PRAGMA busy_timeout = {OPENING_TURN_MS}")
+    deadline = asyncio.get_running_loop().time() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            await _prepare(writer, path, now)
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or asyncio.get_running_loop().time() >= deadline:
+                raise
+        else:
+            break
+    await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+
+
 async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+    await _tune(writer)
     # Before the first table: space freed by retention can then be given back step by step.
     await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
     await writer.execute("PRAGMA journal_mode = WAL")
