@@ -20,26 +20,28 @@ import aiosqlite
 import pytest
 
 from tests.support.clock import START
+from tests.support.steps import counted
 from tests.support.timers import (
     ACME,
     GLOBEX,
     at,
     call,
     cancel,
+    correlation,
     reached,
     schedule,
     scheduled_timer,
 )
-from timer_service.adapters.sqlite import schema
+from timer_service.adapters.sqlite import connections, schema
 from timer_service.adapters.sqlite import store as store_module
+from timer_service.adapters.sqlite.connections import BUSY_TIMEOUT_MS
+from timer_service.adapters.sqlite.due_tenants import SCAN, SCAN_END, WALK
+from timer_service.adapters.sqlite.looks import FIND_DUE, FIND_DUE_IN_TURNS
+from timer_service.adapters.sqlite.pages import LIST_BY_CORRELATION, LIST_BY_STATE
 from timer_service.adapters.sqlite.schema import Migration, load_migrations
 from timer_service.adapters.sqlite.store import (
-    BUSY_TIMEOUT_MS,
-    FIND_DUE,
-    FIND_DUE_IN_TURNS,
-    FIND_DUE_TENANTS,
-    LIST_BY_CORRELATION,
-    LIST_BY_STATE,
+    COUNT_OVERDUE,
+    COUNT_PENDING,
     NEXT_DUE,
     PURGE,
     SqliteTimerStore,
@@ -386,6 +388,52 @@ async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(
     assert len(rows_in(path, "SELECT 1 FROM timer_schedules")) == 1
 
 
+FIRST_VERSION = """
+INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+  correlation_id, reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent)
+VALUES
+  ('acme', 'waiting', 'Scheduled', '2026-01-01T12:01:00.000Z', 2, :t, 'request-1', NULL, NULL, 1, 1, 'trace'),
+  ('acme', 'due', 'Scheduled', '2026-01-01T11:00:00.000Z', 1, :t, NULL, NULL, NULL, 1, 2, NULL),
+  ('acme', 'reached', 'Reached', '2026-01-01T11:00:01.000Z', 1, :t, 'request-1', :t, NULL, 1, 3, NULL),
+  ('acme', 'cancelled', 'Cancelled', '2026-01-01T11:00:02.000Z', 3, :t, 'request-1', NULL, :t, 1, 4, NULL),
+  ('acme', 'tombstone', 'Cancelled', NULL, 0, :t, NULL, NULL, :t, 1, 5, NULL)
+"""
+
+
+async def test_a_file_of_the_first_version_is_brought_up_to_date_with_timers_in_every_state(
+    path: Path,
+) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as link:
+        link.executescript(schema._CREATE_LEDGER)
+        link.executescript(schema._as_one_transaction(load_migrations()[0], T))
+        link.execute(FIRST_VERSION, {"t": T})
+    columns = (
+        "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, reached_at"
+    )
+    before = rows_in(path, f"SELECT {columns} FROM timer_schedules ORDER BY 1, 2")
+
+    async with opened(path) as store:
+        listed = [timer.service_call_id for timer in await store.list_timers(TimerQuery(ACME))]
+        related = [
+            timer.service_call_id
+            for timer in await store.list_timers(TimerQuery(ACME, correlation_id=correlation("request-1")))
+        ]
+        tombstone = await store.get(ACME, call("tombstone"))
+        async with store.claim_due(at(0), 10) as claim:
+            due = [timer.service_call_id for timer in claim.timers]
+        counts = await store.count(at(0))
+        purged = await store.purge(at(1), 10)
+
+    assert rows_in(path, f"SELECT {columns} FROM timer_schedules ORDER BY 1, 2") == [
+        row for row in before if row[1] in ("due", "waiting")
+    ]
+    assert listed == ["due", "reached", "cancelled", "waiting"]
+    assert related == ["reached", "cancelled", "waiting"]
+    assert tombstone is not None
+    assert (due, counts.pending, counts.overdue, purged) == (["due"], 2, 1, 3)
+    assert [row[0] for row in ledger(path)] == [migration.version for migration in load_migrations()]
+
+
 def test_a_program_without_its_migrations_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(schema, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "schema.py"))
 
@@ -460,7 +508,7 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_sqlite_that_is_too_old_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "OLDEST_SQLITE", (99, 1, 0))
+    monkeypatch.setattr(connections, "OLDEST_SQLITE", (99, 1, 0))
 
     assert await fails_to_open(path) == (
         f"SQLite {sqlite3.sqlite_version} is too old: 99.1.0 or newer is needed"
@@ -472,7 +520,7 @@ async def test_a_file_that_cannot_be_written_at_start_is_a_failure(
 ) -> None:
     async with opened(path):
         pass
-    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_MS", 1)
 
     with another_writer(path):
         text = await fails_to_open(path)
@@ -509,14 +557,14 @@ def sqlite_error(name: str) -> sqlite3.Error:
 def test_each_error_of_sqlite_is_one_of_ours_and_says_what_to_do(
     path: Path, name: str, kind: type[TimerServiceError], advice: str
 ) -> None:
-    error = store_module._translate(sqlite_error(name), path)
+    error = connections.translate(sqlite_error(name), path)
 
     assert type(error) is kind
     assert str(error) == f"{path}: told by SQLite ({name}){advice}"
 
 
 def test_an_error_without_a_code_is_a_failure(path: Path) -> None:
-    error = store_module._translate(sqlite3.ProgrammingError("closed"), path)
+    error = connections.translate(sqlite3.ProgrammingError("closed"), path)
 
     assert type(error) is StoreFailed
     assert str(error).startswith(f"{path}: closed (ProgrammingError)")
@@ -728,7 +776,8 @@ async def test_a_timer_whose_call_ends_while_the_worker_reads_is_left_out_of_the
         await store._writing.acquire()
         cancelling = asyncio.ensure_future(store.apply([replace(cancel("order-1"), is_call=True)], at(9)))
         await asyncio.sleep(0)
-        read = store._read
+        looks = store._looks
+        read = looks._read
 
         async def read_and_let_the_call_end(sql: str, parameters: Any) -> list[tuple[Any, ...]]:
             found = await read(sql, parameters)
@@ -736,7 +785,7 @@ async def test_a_timer_whose_call_ends_while_the_worker_reads_is_left_out_of_the
             await cancelling
             return found
 
-        monkeypatch.setattr(store, "_read", read_and_let_the_call_end)
+        monkeypatch.setattr(looks, "_read", read_and_let_the_call_end)
         async with store.claim_due(at(10), 10) as claim:
             claimed = list(claim.timers)
 
@@ -804,11 +853,15 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SEARCHES: dict[str, tuple[str, set[str]]] = {
     "FIND_DUE": (FIND_DUE, {"timer_schedules_due"}),
     "NEXT_DUE": (NEXT_DUE, {"timer_schedules_due"}),
-    "FIND_DUE_TENANTS": (FIND_DUE_TENANTS, {"timer_schedules_by_tenant"}),
-    "FIND_DUE_IN_TURNS": (FIND_DUE_IN_TURNS, {"timer_schedules_by_tenant", "PRIMARY KEY"}),
-    "LIST_BY_STATE": (LIST_BY_STATE, {"timer_schedules_by_tenant"}),
+    "SCAN_END": (SCAN_END, {"timer_schedules_due"}),
+    "SCAN": (SCAN, {"timer_schedules_due"}),
+    "WALK": (WALK, {"timer_schedules_by_state"}),
+    "FIND_DUE_IN_TURNS": (FIND_DUE_IN_TURNS, {"timer_schedules_by_state", "PRIMARY KEY"}),
+    "LIST_BY_STATE": (LIST_BY_STATE, {"timer_schedules_by_state"}),
     "LIST_BY_CORRELATION": (LIST_BY_CORRELATION, {"timer_schedules_by_correlation"}),
     "PURGE": (PURGE, {"timer_schedules_ended", "PRIMARY KEY"}),
+    "COUNT_PENDING": (COUNT_PENDING, {"timer_schedules_due"}),
+    "COUNT_OVERDUE": (COUNT_OVERDUE, {"timer_schedules_due"}),
     "load": (store_module._LOAD, {"PRIMARY KEY"}),
     "mark": (store_module._MARK_REACHED, {"PRIMARY KEY"}),
     "get": (store_module._GET, {"PRIMARY KEY"}),
@@ -831,7 +884,22 @@ def test_every_look_is_a_search_on_its_index_and_never_a_scan(
     assert set(steps) == {("SEARCH", index) for index in indexes}
 
 
-@pytest.mark.parametrize("sql", [FIND_DUE, LIST_BY_STATE, PURGE], ids=["FIND_DUE", "LIST_BY_STATE", "PURGE"])
+IN_ORDER = ["FIND_DUE", "SCAN_END", "LIST_BY_STATE", "LIST_BY_CORRELATION", "PURGE"]
+ALONE = ["NEXT_DUE", "SCAN_END", "SCAN", "WALK", "COUNT_PENDING", "COUNT_OVERDUE"]
+
+
+@pytest.mark.parametrize("sql", [SEARCHES[name][0] for name in ALONE], ids=ALONE)
+def test_what_only_counts_or_finds_tenants_reads_the_index_alone(history: Path, sql: str) -> None:
+    nothing = dict.fromkeys(_parameters(sql)) or [None] * sql.count("?")
+
+    with closing(sqlite3.connect(history)) as link:
+        plan = [row[3] for row in link.execute(f"EXPLAIN QUERY PLAN {sql}", nothing)]
+
+    searches = [step for step in plan if step.startswith("SEARCH")]
+    assert [step for step in searches if "COVERING INDEX" not in step] == []
+
+
+@pytest.mark.parametrize("sql", [SEARCHES[name][0] for name in IN_ORDER], ids=IN_ORDER)
 def test_what_can_be_long_is_read_in_the_order_of_its_index(history: Path, sql: str) -> None:
     nothing = dict.fromkeys(_parameters(sql)) or [None] * sql.count("?")
 
@@ -843,20 +911,6 @@ def test_what_can_be_long_is_read_in_the_order_of_its_index(history: Path, sql: 
 
 def _parameters(sql: str) -> list[str]:
     return [word.strip(":,()\n") for word in sql.replace("(", " ").split() if word.startswith(":")]
-
-
-@asynccontextmanager
-async def counted(connection: aiosqlite.Connection) -> AsyncIterator[list[int]]:
-    """Count the steps that SQLite takes on a connection."""
-    steps = [0]
-
-    def count() -> int:
-        steps[0] += 10
-        return 0
-
-    await connection.set_progress_handler(count, 10)
-    yield steps
-    await connection.set_progress_handler(None, 0)  # type: ignore[arg-type]
 
 
 ENOUGH_STEPS = 10_000

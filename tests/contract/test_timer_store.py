@@ -1,9 +1,11 @@
 """What every timer store promises; ports/timer_store.py says it in words."""
 
 import asyncio
+import math
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -488,7 +490,142 @@ async def test_claims_side_by_side_drain_a_backlog_and_claim_nothing_twice(store
     assert (len(counts), set(counts.values())) == (180, {1})
 
 
+@asynccontextmanager
+async def fired(
+    store: TimerStore, now_s: float = 0, limit: int = 100, held_back: HeldBack = NOTHING_HELD_BACK
+) -> AsyncIterator[tuple[list[DueTimer], bool]]:
+    """Claim, and mark what is claimed at the end."""
+    async with store.claim_due(at(now_s), limit, held_back) as claimed:
+        yield list(claimed.timers), claimed.more
+        await claimed.mark_reached([timer.reached(at(now_s)) for timer in claimed.timers])
+
+
+async def test_within_a_few_looks_each_of_500_tenants_has_its_turn(store: TimerStore) -> None:
+    tenants = [TenantId(f"tenant-{n:03}") for n in range(500)]
+    await keep(store, *backlog(1_000), *[c for t in tenants for c in backlog(3, tenant=t, first_due_s=-500)])
+    served: set[TenantId] = set()
+
+    for _ in range(2 * math.ceil(501 / 100)):
+        async with fired(store, limit=100) as (timers, more):
+            served |= {timer.tenant_id for timer in timers}
+            assert (len(timers), more) == (100, True)
+
+    assert served == {ACME, *tenants}
+
+
+async def test_a_backlog_of_500_tenants_is_drained_and_nothing_claimed_twice(store: TimerStore) -> None:
+    waiting = [schedule("later", 60, tenant=f"idle-{n:03}", number=1) for n in range(500)]
+    due = [c for n in range(500) for c in backlog(n % 4, tenant=f"tenant-{n:03}", first_due_s=-500)]
+    await keep(store, *waiting, *due)
+    claimed: Counter[tuple[str, str]] = Counter()
+    more = True
+
+    while more:
+        async with fired(store, limit=70) as (timers, more):
+            claimed.update((timer.tenant_id, timer.service_call_id) for timer in timers)
+
+    assert claimed == {(command.tenant_id, command.service_call_id): 1 for command in due}
+    assert await claim(store, now_s=59) == ([], False)
+
+
+@pytest.mark.parametrize("due_s", [-9999, -1, 0])
+async def test_a_timer_accepted_during_a_backlog_has_its_turn_however_old_it_is(
+    store: TimerStore, due_s: float
+) -> None:
+    await keep(store, *backlog(200), *backlog(200, tenant="other", first_due_s=-500))
+    async with fired(store, limit=10) as (_, more):
+        assert more is True
+    await keep(store, schedule("lone", due_s, tenant=GLOBEX, number=2_000))
+
+    assert "lone" in await claimed_names(store, limit=10)
+
+
+async def test_a_timer_that_comes_due_during_a_backlog_has_its_turn(store: TimerStore) -> None:
+    await keep(store, *backlog(200), schedule("lone", 5, tenant=GLOBEX, number=2_000))
+    async with fired(store, limit=10) as (timers, more):
+        assert (GLOBEX in {timer.tenant_id for timer in timers}, more) == (False, True)
+
+    assert "lone" in await claimed_names(store, now_s=5, limit=10)
+
+
 # What is held back
+
+
+HELD = HeldBack(tenants=frozenset({TenantId("held")}))
+
+
+async def hold(store: TimerStore) -> None:
+    """Keep due timers of a tenant that is held back, and look once while it is."""
+    await keep(store, *backlog(50, tenant="held", first_due_s=-2000))
+    assert await claim(store, held_back=HELD) == ([], False)
+
+
+async def test_while_a_tenant_is_held_back_what_others_schedule_is_found(store: TimerStore) -> None:
+    await hold(store)
+    await keep(store, schedule("past", -5000, number=1), schedule("now", 0, tenant=GLOBEX, number=1))
+    await keep(store, schedule("soon", 5, tenant="third", number=1))
+
+    assert await claimed_names(store, held_back=HELD) == ["past", "now"]
+    assert await claimed_names(store, now_s=5, held_back=HELD) == ["past", "now", "soon"]
+
+
+async def test_while_a_tenant_is_held_back_what_is_given_back_is_found_again(store: TimerStore) -> None:
+    await hold(store)
+    await keep(store, schedule("mine", -1, number=1))
+
+    async with store.claim_due(at(0), 10, HELD) as claimed:
+        during = await claimed_names(store, held_back=HELD)
+    after = await claimed_names(store, held_back=HELD)
+
+    assert ([timer.service_call_id for timer in claimed.timers], during, after) == (["mine"], [], ["mine"])
+
+
+async def test_while_a_tenant_is_held_back_a_timer_that_was_held_back_too_is_found_once_it_is_not(
+    store: TimerStore,
+) -> None:
+    await keep(store, schedule("bad", -1, number=1))
+    both = HeldBack(tenants=HELD.tenants, timers=frozenset({(ACME, call("bad"))}))
+    await keep(store, *backlog(50, tenant="held", first_due_s=-2000))
+
+    assert await claim(store, held_back=both) == ([], False)
+    assert await claimed_names(store, held_back=HELD) == ["bad"]
+
+
+async def test_while_a_tenant_is_held_back_a_timer_that_is_moved_closer_is_found(store: TimerStore) -> None:
+    await keep(store, schedule("mine", 60, number=1))
+    await hold(store)
+    await keep(store, schedule("mine", -1, number=2))
+
+    assert await claimed_names(store, held_back=HELD) == ["mine"]
+
+
+async def test_a_tenant_that_is_held_back_no_longer_has_its_turn_at_once(store: TimerStore) -> None:
+    await keep(store, *backlog(300))
+    await keep(store, *backlog(50, tenant="held", first_due_s=0, number=900))
+    async with fired(store, now_s=1, limit=10, held_back=HELD) as (timers, more):
+        assert ({timer.tenant_id for timer in timers}, more) == ({ACME}, True)
+
+    timers, _ = await claim(store, now_s=1, limit=10)
+
+    assert Counter(timer.tenant_id for timer in timers) == {ACME: 5, TenantId("held"): 5}
+
+
+async def test_thousands_of_tenants_may_be_held_back(store: TimerStore) -> None:
+    names = [TenantId(f"held-{n:04}") for n in range(3_000)]
+    await keep(store, *[schedule("one", -10, tenant=name, number=1) for name in names])
+    await keep(store, schedule("good", 0, number=1))
+
+    assert await drained(store, HeldBack(tenants=frozenset(names))) == ["good"]
+
+
+async def drained(store: TimerStore, held_back: HeldBack) -> list[str]:
+    """Fire until there is no more; an empty look that says so may be needed to learn that."""
+    names: list[str] = []
+    more = True
+    while more:
+        async with fired(store, limit=10, held_back=held_back) as (timers, more):
+            names += [timer.service_call_id for timer in timers]
+    return names
 
 
 async def test_a_held_back_timer_is_passed_over(store: TimerStore) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from timer_service import service, wire
 from timer_service.adapters.nats import letters
-from timer_service.adapters.sqlite import store
+from timer_service.adapters.sqlite import looks, store
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
 from timer_service.service import Service
@@ -44,11 +44,11 @@ def replaced(owner: type | ModuleType, name: str, value: object) -> Change:
     return plant
 
 
-def sql(name: str, old: str, new: str) -> Change:
+def sql(name: str, old: str, new: str, owner: ModuleType = store) -> Change:
     """Plant a bug in a statement of the store."""
-    statement: str = getattr(store, name)
+    statement: str = getattr(owner, name)
     assert old in statement, f"{name} no longer holds {old!r}: plant this bug in another way"
-    return replaced(store, name, statement.replace(old, new))
+    return replaced(owner, name, statement.replace(old, new))
 
 
 def _as_imported(owner: ModuleType, name: str) -> Change:
@@ -108,9 +108,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "a fresh id for a repetition": _fresh_id,
     "earlier than instead of not later than": lambda: _together(
-        sql("FIND_DUE", "due_at <= :now", "due_at < :now"),
-        sql("FIND_DUE_TENANTS", "due_at <= :now", "due_at < :now"),
-        sql("FIND_DUE_IN_TURNS", "due_at <= :now", "due_at < :now"),
+        sql("FIND_DUE", "due_at <= :now", "due_at < :now", looks),
+        sql("FIND_DUE_IN_TURNS", "due_at <= :now", "due_at < :now", looks),
     ),
     "no generation guard": lambda: sql(
         "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
@@ -120,9 +119,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''"
     ),
     "two lanes claim the same timer": lambda: rewritten(
-        store.SqliteTimerStore,
-        "claim_due",
-        ("for key in (*self._claimed, *held_back.timers)", "for key in held_back.timers"),
+        looks.Looks,
+        "find",
+        ("for key in (*claimed, *held_back.timers)", "for key in held_back.timers"),
     ),
     "missing tenant filter on get": lambda: sql("_GET", "tenant_id = ?", "? <> ''"),
     "wake-up checked before waiting": lambda: rewritten(

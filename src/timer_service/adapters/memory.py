@@ -39,6 +39,9 @@ class MemoryTimerStore:
     def __init__(self) -> None:
         self.timers: dict[TimerKey, Timer] = {}
         self._claimed: set[TimerKey] = set()
+        self._looks = 0
+        self._turns: dict[TenantId, int] = {}
+        """The look in which each tenant had its last turn."""
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply the domain's rules in order; a timer that is being fired is not open to calls."""
@@ -67,13 +70,24 @@ class MemoryTimerStore:
             ),
             key=_by_due_time,
         )
-        claimed = due if len(due) <= limit else sorted(_in_turns(due)[:limit], key=_by_due_time)
+        claimed = due if len(due) <= limit else sorted(self._in_turns(due)[:limit], key=_by_due_time)
         keys = {(timer.tenant_id, timer.service_call_id) for timer in claimed}
         self._claimed |= keys
+        self._looks += 1
+        self._turns.update((tenant_id, self._looks) for tenant_id, _ in keys)
         try:
             yield _MemoryClaim(self.timers, claimed, len(due) > limit)
         finally:
             self._claimed -= keys
+
+    def _in_turns(self, due: list[DueTimer]) -> list[DueTimer]:
+        """Return one of each tenant, then a second of each, and so on; who has waited longest begins."""
+        by_tenant: dict[TenantId, list[DueTimer]] = {}
+        for timer in due:
+            by_tenant.setdefault(timer.tenant_id, []).append(timer)
+        in_line = sorted(by_tenant, key=lambda tenant_id: self._turns.get(tenant_id, 0))
+        rounds = zip_longest(*(by_tenant[tenant_id] for tenant_id in in_line))
+        return [timer for timer in chain.from_iterable(rounds) if timer is not None]
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
@@ -141,14 +155,6 @@ class _MemoryClaim:
 
 def _by_due_time(timer: DueTimer) -> tuple[datetime, TenantId, ServiceCallId]:
     return timer.due_at, timer.tenant_id, timer.service_call_id
-
-
-def _in_turns(due: list[DueTimer]) -> list[DueTimer]:
-    by_tenant: dict[TenantId, list[DueTimer]] = {}
-    for timer in due:
-        by_tenant.setdefault(timer.tenant_id, []).append(timer)
-    rounds = zip_longest(*by_tenant.values())
-    return [timer for timer in chain.from_iterable(rounds) if timer is not None]
 
 
 @dataclass(slots=True)

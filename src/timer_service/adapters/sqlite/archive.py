@@ -10,15 +10,15 @@ from typing import Any, Final
 import aiosqlite
 
 from timer_service.adapters.sqlite import rows
-from timer_service.adapters.sqlite.ownership import sole_owner
-from timer_service.adapters.sqlite.store import (
+from timer_service.adapters.sqlite.connections import (
     IS_COPY,
-    _connect,
-    _prepare,
-    _translated,
-    _uri,
+    connect,
     moved_to,
+    prepare,
+    translated,
+    uri,
 )
+from timer_service.adapters.sqlite.ownership import sole_owner
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer
@@ -48,12 +48,12 @@ async def open_sqlite_archive(
         raise CriticalError(f"there is no database at {path}: check --from")
     path = path.resolve()
     with sole_owner(path):
-        with _translated(path):
+        with translated(path):
             # Here and not on aiosqlite's thread, which a failing connect would leave behind.
-            sqlite3.connect(_uri(path), uri=True).close()
-        async with _connect(path) as connection:
-            with _translated(path):
-                await _prepare(connection, path, rows.text(now()))
+            sqlite3.connect(uri(path), uri=True).close()
+        async with connect(path) as connection:
+            with translated(path):
+                await prepare(connection, path, rows.text(now()))
             yield SqliteArchive(path, connection)
 
 
@@ -75,7 +75,7 @@ class SqliteArchive:
 
     async def write(self, timers: Sequence[Timer]) -> None:
         """Add timers in one transaction."""
-        with _translated(self._path):
+        with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
                 await self._connection.executemany(_WRITE, [rows.row(timer) for timer in timers])
@@ -98,7 +98,7 @@ class SqliteArchive:
 
     async def begin_copy(self, source: str) -> None:
         """Remember that this file is being filled."""
-        with _translated(self._path):
+        with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             await self._connection.execute(_BEGIN_COPY)
             await self._connection.execute("DELETE FROM timer_copy")
@@ -107,12 +107,12 @@ class SqliteArchive:
 
     async def end_copy(self) -> None:
         """Forget that: the copy is whole."""
-        with _translated(self._path):
+        with translated(self._path):
             await self._connection.execute("DROP TABLE timer_copy")
 
     async def mark_moved(self, target: str) -> None:
         """Remember that the timers are elsewhere now."""
-        with _translated(self._path):
+        with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             await self._connection.execute(_MARK_MOVED)
             await self._connection.execute("DELETE FROM timer_moved")
@@ -121,16 +121,16 @@ class SqliteArchive:
 
     async def reopen(self) -> str | None:
         """Forget that; return where they were moved to."""
-        with _translated(self._path):
+        with translated(self._path):
             target = await moved_to(self._connection)
             await self._connection.execute("DROP TABLE IF EXISTS timer_moved")
         return target
 
     async def clear(self) -> None:
         """Delete every timer."""
-        with _translated(self._path):
+        with translated(self._path):
             await self._connection.execute("DELETE FROM timer_schedules")
 
     async def _fetch(self, sql: str, *parameters: Any) -> list[Any]:
-        with _translated(self._path):
+        with translated(self._path):
             return list(await self._connection.execute_fetchall(sql, parameters))

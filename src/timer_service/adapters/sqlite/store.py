@@ -5,9 +5,9 @@ import json
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import merge
 from pathlib import Path
@@ -15,22 +15,25 @@ from typing import Any, Final
 
 import aiosqlite
 
+from timer_service.adapters.sqlite.connections import (
+    connect,
+    prepare_in_time,
+    refuse_a_copy,
+    require_sqlite,
+    translated,
+    uri,
+)
+from timer_service.adapters.sqlite.looks import Looks
 from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.adapters.sqlite.pages import pages_of
 from timer_service.adapters.sqlite.rows import COLUMNS as _COLUMNS
 from timer_service.adapters.sqlite.rows import due_timer as _due_timer
 from timer_service.adapters.sqlite.rows import moment as _moment
 from timer_service.adapters.sqlite.rows import row as _row
 from timer_service.adapters.sqlite.rows import text as _text
 from timer_service.adapters.sqlite.rows import timer as _timer
-from timer_service.adapters.sqlite.schema import migrate
 from timer_service.domain import timer as rules
-from timer_service.domain.errors import (
-    StoreBusy,
-    StoreFailed,
-    StoreFull,
-    TimerServiceError,
-    TransientError,
-)
+from timer_service.domain.errors import StoreFailed, TransientError
 from timer_service.domain.messages import (
     Command,
     DueTimeReached,
@@ -47,16 +50,8 @@ from timer_service.ports.timer_store import (
     TimerQuery,
 )
 
-BUSY_TIMEOUT_MS: Final = 5_000
-OPENING_TURN_MS: Final = 100
-CACHE_KIB: Final = 16_384
-WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
-CHECKPOINT_PAGES: Final = 8_000
-"""32 MiB of log before it is moved into the file: a page that many transactions change is then moved once."""
 VACUUM_PAGES: Final = 256
 """How much freed space one purge gives back to the file system at the most: 1 MiB."""
-OLDEST_SQLITE: Final = (3, 38, 0)
-"""STRICT tables came with 3.37, JSON functions in every build with 3.38."""
 
 # A batch goes into a statement as one JSON text. SQLite then works it off in one step, beside the
 # interpreter; with a step for each row the two would wait for each other at every row.
@@ -81,49 +76,8 @@ ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
   tracestate = excluded.tracestate
 """  # noqa: S608 - the column list is a constant
 
-# The poll: what is due, oldest first, without what is held back or claimed. A timer's key is one value here,
-# because SQLite looks a single value up in an index, but a row value by going through the whole list.
-FIND_DUE: Final = """
-SELECT tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate
-FROM timer_schedules
-WHERE state = 'Scheduled' AND due_at <= :now
-  AND tenant_id NOT IN (SELECT value FROM json_each(:held_tenants))
-  AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
-ORDER BY due_at
-LIMIT :limit
-"""
-
-# Under backlog: every tenant that has something due, one index search each.
-FIND_DUE_TENANTS: Final = """
-WITH RECURSIVE tenant(id) AS (
-  SELECT min(tenant_id) FROM timer_schedules
-  UNION ALL
-  SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > tenant.id)
-  FROM tenant WHERE tenant.id IS NOT NULL
-)
-SELECT id FROM tenant
-WHERE id NOT IN (SELECT value FROM json_each(:held_tenants))
-  AND EXISTS (
-    SELECT 1 FROM timer_schedules
-    WHERE tenant_id = tenant.id AND state = 'Scheduled' AND due_at <= :now)
-"""
-
-# Under backlog: the oldest few of each of these tenants.
-FIND_DUE_IN_TURNS: Final = """
-SELECT t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.traceparent, t.tracestate
-FROM json_each(:tenants) AS tenant
-CROSS JOIN timer_schedules AS t
-  ON t.tenant_id = tenant.value
- AND t.service_call_id IN (
-    SELECT service_call_id FROM timer_schedules
-    WHERE tenant_id = tenant.value AND state = 'Scheduled' AND due_at <= :now
-      AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
-    ORDER BY due_at LIMIT :turn)
-ORDER BY t.due_at
-LIMIT :limit
-"""
-
-# Publishing is done; the generation guard leaves alone what was rescheduled meanwhile.
+# Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
+# from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
 _MARK_REACHED: Final = """
 UPDATE timer_schedules SET state = 'Reached', reached_at = fired.reached_at
 FROM (
@@ -134,31 +88,12 @@ FROM (
 WHERE timer_schedules.tenant_id = fired.tenant_id
   AND timer_schedules.service_call_id = fired.service_call_id
   AND timer_schedules.generation = fired.generation
-  AND timer_schedules.state = 'Scheduled'
+  AND +timer_schedules.state = 'Scheduled'
 """
 
 NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
 
 _GET: Final = f"SELECT {_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
-
-# A page of one tenant's timers in one state, in index order.
-LIST_BY_STATE: Final = f"""
-SELECT {_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_tenant
-WHERE tenant_id = :tenant AND state = :state AND due_at >= :due_from AND due_at < :due_before
-  AND (due_at, service_call_id) > (:after_due, :after_id)
-ORDER BY due_at, service_call_id
-LIMIT :limit
-"""  # noqa: S608
-
-# The few timers of one request.
-LIST_BY_CORRELATION: Final = f"""
-SELECT {_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_correlation
-WHERE correlation_id = :correlation AND tenant_id = :tenant AND state = :state
-  AND due_at >= :due_from AND due_at < :due_before
-  AND (due_at, service_call_id) > (:after_due, :after_id)
-ORDER BY due_at, service_call_id
-LIMIT :limit
-"""  # noqa: S608
 
 # Retention, oldest first and bounded, so that it never holds up firing.
 PURGE: Final = """
@@ -179,34 +114,23 @@ FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
 # Once; from then on the changes are counted.
 COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
 
-# Whether the file is being filled by `timer-service copy`.
-IS_COPY: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_copy'"
-
-# Whether `timer-service copy` has moved its timers to another store.
-IS_MOVED: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_moved'"
-
-_BEFORE_ALL: Final = ""
-_AFTER_ALL: Final = "~"
-
 
 @asynccontextmanager
 async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIterator["SqliteTimerStore"]:
     """Own the file, bring its schema up to date and open it; give it back at the end."""
-    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-        oldest = ".".join(map(str, OLDEST_SQLITE))
-        raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: {oldest} or newer is needed")
+    require_sqlite()
     path = path.resolve()
     with sole_owner(path):
         async with AsyncExitStack() as stack:
             try:
-                with _translated(path):
+                with translated(path):
                     # Here and not on aiosqlite's thread, which a failing connect would leave behind.
-                    sqlite3.connect(_uri(path), uri=True).close()
-                    writer = await stack.enter_async_context(_connect(path))
-                    await _prepare_in_time(writer, path, _text(now()))
-                    await _refuse_a_copy(writer, path)
-                reader = await stack.enter_async_context(_connect(path, read_only=True))
-                answerer = await stack.enter_async_context(_connect(path, read_only=True))
+                    sqlite3.connect(uri(path), uri=True).close()
+                    writer = await stack.enter_async_context(connect(path))
+                    await prepare_in_time(writer, path, _text(now()))
+                    await refuse_a_copy(writer, path)
+                reader = await stack.enter_async_context(connect(path, read_only=True))
+                answerer = await stack.enter_async_context(connect(path, read_only=True))
             except TransientError as error:
                 raise StoreFailed(f"cannot write at start: {error}") from error
             yield SqliteTimerStore(path, writer, reader, answerer)
@@ -230,6 +154,7 @@ class SqliteTimerStore:
         self._writer = writer
         self._reader = reader
         self._answerer = answerer
+        self._looks = Looks(self._read)
         self._writing = asyncio.Lock()
         self._claiming = asyncio.Lock()
         self._pending: int | None = None
@@ -257,7 +182,7 @@ class SqliteTimerStore:
         outcomes: list[Outcome] = []
         async with self._transaction() as changes:
             timers = await self._load({(c.tenant_id, c.service_call_id) for c in commands})
-            changed: dict[TimerKey, Timer] = {}
+            changed = changes.timers
             for command in commands:
                 key = (command.tenant_id, command.service_call_id)
                 before = timers.get(key)
@@ -276,28 +201,23 @@ class SqliteTimerStore:
     ) -> AsyncIterator[Claim]:
         """Read what is due: this process owns the file, so only its own other claims have to be left out."""
         async with self._claiming:
-            parameters = {
-                "now": _text(now),
-                "limit": limit + 1,
-                "held_tenants": json.dumps(sorted(held_back.tenants)),
-                "held_timers": json.dumps(["\n".join(key) for key in (*self._claimed, *held_back.timers)]),
-            }
             # With those under way: one may end before the reading does, and the reading not see it.
             self._called_lately = set(self._calling)
-            found = await self._read(FIND_DUE, parameters)
-            more = len(found) > limit
-            if more:
-                found = _fill_up(await self._take_turns(parameters, limit), found, limit)
+            found, more = await self._looks.find(now, limit, self._claimed, held_back)
             # A call that ran beside the reading may have changed what was read: that timer has to wait.
             open_to_calls = self._called_lately | set(self._calling)
             rows = [row for row in found if row[:2] not in open_to_calls]
             self._wanted = {row[:2] for row in found} & open_to_calls
             keys = {row[:2] for row in rows}
             self._claimed |= keys
+            self._looks.given_back(self._wanted)
+        claim = _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
         try:
-            yield _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
+            yield claim
         finally:
             self._claimed -= keys
+            if claim.marked < len(keys):
+                self._looks.given_back(keys)
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
@@ -310,22 +230,10 @@ class SqliteTimerStore:
         return _timer(rows[0]) if rows else None
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
-        """Merge one index-ordered page per state, so that no list ever sorts a tenant's whole history."""
-        sql = LIST_BY_STATE if query.correlation_id is None else LIST_BY_CORRELATION
-        after_due, after_id = query.after or (None, "")
-        parameters = {
-            "tenant": query.tenant_id,
-            "correlation": query.correlation_id,
-            "due_from": _text(query.due_from) if query.due_from else _BEFORE_ALL,
-            "due_before": _text(query.due_before) if query.due_before else _AFTER_ALL,
-            "after_due": _text(after_due) if after_due else _BEFORE_ALL,
-            "after_id": after_id,
-            "limit": query.limit,
-        }
-        states = [query.state] if query.state else list(TimerState)
-        pages = [await self._ask(sql, {**parameters, "state": state.value}) for state in states]
-        rows = merge(*pages, key=lambda row: (row[3], row[1]))
-        return [_timer(row) for row, _ in zip(rows, range(query.limit), strict=False)]
+        """Merge index-ordered pages, so that no list ever sorts a tenant's whole history."""
+        pages = [await self._ask(*page) for page in pages_of(query)]
+        found = merge(*pages, key=lambda row: (row[3], row[1]))
+        return [_timer(row) for row, _ in zip(found, range(query.limit), strict=False)]
 
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete a bounded number of timers that ended before a moment."""
@@ -334,7 +242,7 @@ class SqliteTimerStore:
             purged = cursor.rowcount
         if purged:
             async with self._writing:
-                with _translated(self._path):
+                with translated(self._path):
                     await self._writer.execute_fetchall(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         return purged
 
@@ -371,14 +279,6 @@ class SqliteTimerStore:
         timers = map(_timer, rows)
         return {(timer.tenant_id, timer.service_call_id): timer for timer in timers}
 
-    async def _take_turns(self, parameters: dict[str, Any], limit: int) -> list[tuple[Any, ...]]:
-        tenants = [row[0] for row in await self._read(FIND_DUE_TENANTS, parameters)]
-        turn = max(1, limit // max(len(tenants), 1))
-        return await self._read(
-            FIND_DUE_IN_TURNS,
-            {**parameters, "limit": limit, "tenants": json.dumps(tenants), "turn": turn},
-        )
-
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         return await self._fetch(self._reader, sql, parameters)
 
@@ -388,7 +288,7 @@ class SqliteTimerStore:
     async def _fetch(
         self, connection: aiosqlite.Connection, sql: str, parameters: Any
     ) -> list[tuple[Any, ...]]:
-        with _translated(self._path):
+        with translated(self._path):
             return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
     @asynccontextmanager
@@ -396,7 +296,7 @@ class SqliteTimerStore:
         """Run the block in one write transaction, durable when it ends, undone where it raises."""
         changes = _Changes()
         async with self._writing:
-            with _translated(self._path):
+            with translated(self._path):
                 try:
                     await self._writer.execute("BEGIN IMMEDIATE")
                     yield changes
@@ -409,6 +309,9 @@ class SqliteTimerStore:
                     with suppress(sqlite3.Error):
                         await self._writer.execute("ROLLBACK")
                     raise
+                finally:
+                    # Also where it failed: whether the change is in is not always known.
+                    self._looks.saved(changes.timers.values())
 
 
 @dataclass(slots=True)
@@ -416,142 +319,21 @@ class _Changes:
     """What a transaction changes about the store as a whole."""
 
     pending: int = 0
+    timers: dict[TimerKey, Timer] = field(default_factory=dict)
+    """As they are to be saved."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _SqliteClaim:
     _store: SqliteTimerStore
     timers: Sequence[DueTimer]
     more: bool
+    marked: int = 0
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
-        return await self._store.mark_reached(events)
-
-
-@asynccontextmanager
-async def _connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosqlite.Connection]:
-    """Open a connection in autocommit mode: every transaction is written out in this file."""
-    uri = _uri(path, read_only=read_only)
-    with _translated(path):
-        connection = await aiosqlite.connect(uri, uri=True, isolation_level=None, cached_statements=64)
-    try:
-        with _translated(path):
-            await connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            if read_only:
-                await _tune(connection)
-        yield connection
-    finally:
-        with suppress(sqlite3.Error):
-            await connection.close()
-
-
-def _uri(path: Path, *, read_only: bool = False) -> str:
-    return f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
-
-
-async def _tune(connection: aiosqlite.Connection) -> None:
-    """Set what only makes it faster; this reads the file, and so may have to wait for it."""
-    await connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    await connection.execute("PRAGMA temp_store = MEMORY")
-
-
-async def _prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str) -> None:
-    """Wait for another connection as long as ever, but in short turns: a stop must not wait with us."""
-    await writer.execute(f"PRAGMA busy_timeout = {OPENING_TURN_MS}")
-    deadline = asyncio.get_running_loop().time() + BUSY_TIMEOUT_MS / 1000
-    while True:
-        try:
-            await _prepare(writer, path, now)
-        except sqlite3.OperationalError as error:
-            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not is_busy or asyncio.get_running_loop().time() >= deadline:
-                raise
-        else:
-            break
-    await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-
-
-async def _prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
-    await _tune(writer)
-    # Before the first table: space freed by retention can then be given back step by step.
-    await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    await writer.execute("PRAGMA journal_mode = WAL")
-    # FULL: an acknowledged timer survives a power cut. NORMAL would lose the last commits.
-    await writer.execute("PRAGMA synchronous = FULL")
-    await writer.execute("PRAGMA foreign_keys = ON")
-    await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
-    await writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    await migrate(writer, path, now)
-    await _write_once(writer)
-
-
-async def _refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
-    [(unfinished,)] = await writer.execute_fetchall(IS_COPY)
-    if unfinished:
-        raise StoreFailed(f"{path} holds an unfinished copy: run the same `timer-service copy` again")
-    target = await moved_to(writer)
-    if target is not None:
-        raise StoreFailed(
-            f"the timers of {path} were moved to {target}: start the service there. To use this file again, "
-            f"make sure that nothing runs there and run `timer-service reopen sqlite:///{path}`"
-        )
-
-
-async def moved_to(connection: aiosqlite.Connection) -> str | None:
-    """Return the store that this one's timers were copied to, where that is so."""
-    [(is_moved,)] = await connection.execute_fetchall(IS_MOVED)
-    if not is_moved:
-        return None
-    [(target,)] = await connection.execute_fetchall("SELECT max(target) FROM timer_moved")
-    return str(target)
-
-
-async def _write_once(writer: aiosqlite.Connection) -> None:
-    """Fail at start, not at the first command, where the disk is full or read-only."""
-    await writer.execute("BEGIN IMMEDIATE")
-    await writer.execute("UPDATE timer_migrations SET name = name")
-    await writer.execute("COMMIT")
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours."""
-    try:
-        yield
-    except TimerServiceError:
-        raise
-    except sqlite3.Error as error:
-        raise _translate(error, path) from error
-
-
-def _translate(error: sqlite3.Error, path: Path) -> TimerServiceError:
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    what = f"{path}: {error} ({name})"
-    if code == sqlite3.SQLITE_IOERR_SHMSIZE:
-        return StoreFull(what)  # The WAL's index could not grow.
-    match code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreBusy(what)
-        case sqlite3.SQLITE_FULL:
-            return StoreFull(what)
-        case sqlite3.SQLITE_CORRUPT:
-            return StoreFailed(f"{what}: the database is corrupt; restore it from a backup")
-        case sqlite3.SQLITE_NOTADB:
-            return StoreFailed(f"{what}: TIMER_DB_PATH must name a SQLite database or a new file")
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-            return StoreFailed(f"{what}: TIMER_DB_PATH must be a file this user may create and write")
-    # After a failed fsync nobody knows what is on disk: never try the COMMIT again, start over from it.
-    return StoreFailed(f"{what}: the store failed; restart once the disk is well")
-
-
-def _fill_up(
-    turns: list[tuple[Any, ...]], oldest: list[tuple[Any, ...]], limit: int
-) -> list[tuple[Any, ...]]:
-    """Give the turns that small tenants did not need to the oldest of the rest."""
-    taken = {row[:2] for row in turns}
-    spare = [row for row in oldest if row[:2] not in taken][: limit - len(turns)]
-    return list(merge(turns, spare, key=lambda row: str(row[2])))
+        marked = await self._store.mark_reached(events)
+        self.marked += marked
+        return marked
 
 
 def _is_pending(timer: Timer | None) -> bool:

@@ -1,0 +1,157 @@
+"""Open SQLite files as this service needs them, and turn SQLite's errors into ours."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import aiosqlite
+
+from timer_service.adapters.sqlite.schema import migrate
+from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull, TimerServiceError
+
+BUSY_TIMEOUT_MS: Final = 5_000
+OPENING_TURN_MS: Final = 100
+CACHE_KIB: Final = 16_384
+WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+CHECKPOINT_PAGES: Final = 8_000
+"""32 MiB of log before it is moved into the file: a page that many transactions change is then moved once."""
+OLDEST_SQLITE: Final = (3, 38, 0)
+"""STRICT tables came with 3.37, JSON functions in every build with 3.38."""
+
+
+# Whether the file is being filled by `timer-service copy`.
+IS_COPY: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_copy'"
+
+# Whether `timer-service copy` has moved its timers to another store.
+IS_MOVED: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_moved'"
+
+
+def require_sqlite() -> None:
+    """Refuse a library that lacks what the schema and the statements need."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: {oldest} or newer is needed")
+
+
+@asynccontextmanager
+async def connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosqlite.Connection]:
+    """Open a connection in autocommit mode: every transaction is written out in this file."""
+    address = uri(path, read_only=read_only)
+    with translated(path):
+        connection = await aiosqlite.connect(address, uri=True, isolation_level=None, cached_statements=64)
+    try:
+        with translated(path):
+            await connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            if read_only:
+                await _tune(connection)
+        yield connection
+    finally:
+        with suppress(sqlite3.Error):
+            await connection.close()
+
+
+def uri(path: Path, *, read_only: bool = False) -> str:
+    """Return the address of a file, whatever characters its path holds."""
+    return f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
+
+
+async def _tune(connection: aiosqlite.Connection) -> None:
+    """Set what only makes it faster; this reads the file, and so may have to wait for it."""
+    await connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    await connection.execute("PRAGMA temp_store = MEMORY")
+
+
+async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+    """Wait for another connection as long as ever, but in short turns: a stop must not wait with us."""
+    await writer.execute(f"PRAGMA busy_timeout = {OPENING_TURN_MS}")
+    deadline = asyncio.get_running_loop().time() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            await prepare(writer, path, now)
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or asyncio.get_running_loop().time() >= deadline:
+                raise
+        else:
+            break
+    await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+
+
+async def prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+    """Set what the file and the writing connection need, and bring the schema up to date."""
+    await _tune(writer)
+    # Before the first table: space freed by retention can then be given back step by step.
+    await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    await writer.execute("PRAGMA journal_mode = WAL")
+    # FULL: an acknowledged timer survives a power cut. NORMAL would lose the last commits.
+    await writer.execute("PRAGMA synchronous = FULL")
+    await writer.execute("PRAGMA foreign_keys = ON")
+    await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+    await writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    await migrate(writer, path, now)
+    await _write_once(writer)
+
+
+async def refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
+    """Refuse a file that a copy was begun into and not finished, or out of and finished."""
+    [(unfinished,)] = await writer.execute_fetchall(IS_COPY)
+    if unfinished:
+        raise StoreFailed(f"{path} holds an unfinished copy: run the same `timer-service copy` again")
+    target = await moved_to(writer)
+    if target is not None:
+        raise StoreFailed(
+            f"the timers of {path} were moved to {target}: start the service there. To use this file again, "
+            f"make sure that nothing runs there and run `timer-service reopen sqlite:///{path}`"
+        )
+
+
+async def moved_to(connection: aiosqlite.Connection) -> str | None:
+    """Return the store that this one's timers were copied to, where that is so."""
+    [(is_moved,)] = await connection.execute_fetchall(IS_MOVED)
+    if not is_moved:
+        return None
+    [(target,)] = await connection.execute_fetchall("SELECT max(target) FROM timer_moved")
+    return str(target)
+
+
+async def _write_once(writer: aiosqlite.Connection) -> None:
+    """Fail at start, not at the first command, where the disk is full or read-only."""
+    await writer.execute("BEGIN IMMEDIATE")
+    await writer.execute("UPDATE timer_migrations SET name = name")
+    await writer.execute("COMMIT")
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except TimerServiceError:
+        raise
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+
+
+def translate(error: sqlite3.Error, path: Path) -> TimerServiceError:
+    """Return our error for one of SQLite's, with what to do about it."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    what = f"{path}: {error} ({name})"
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:
+        return StoreFull(what)  # The WAL's index could not grow.
+    match code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusy(what)
+        case sqlite3.SQLITE_FULL:
+            return StoreFull(what)
+        case sqlite3.SQLITE_CORRUPT:
+            return StoreFailed(f"{what}: the database is corrupt; restore it from a backup")
+        case sqlite3.SQLITE_NOTADB:
+            return StoreFailed(f"{what}: TIMER_DB_PATH must name a SQLite database or a new file")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return StoreFailed(f"{what}: TIMER_DB_PATH must be a file this user may create and write")
+    # After a failed fsync nobody knows what is on disk: never try the COMMIT again, start over from it.
+    return StoreFailed(f"{what}: the store failed; restart once the disk is well")

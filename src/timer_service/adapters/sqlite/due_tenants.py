@@ -1,0 +1,155 @@
+"""Which tenants have something due, found a bounded part at a time and remembered from look to look."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+from timer_service.domain.messages import TenantId
+from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.timer_store import TimerKey
+
+SCANNED_ROWS: Final = 20_000
+"""So many due timers are passed at the most in one look to learn whose they are."""
+VISITED_TENANTS: Final = 2_000
+"""So many tenants with pending timers are visited at the most in one look to learn whether one is due."""
+
+# Where a scan of so many due timers ends; nothing where it reaches the present.
+SCAN_END: Final = """
+SELECT due_at, tenant_id, service_call_id FROM timer_schedules INDEXED BY timer_schedules_due
+WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
+  AND due_at <= :now
+ORDER BY due_at, tenant_id, service_call_id
+LIMIT 1 OFFSET :passed
+"""
+
+# Whose the due timers of a scan are.
+SCAN: Final = """
+SELECT DISTINCT tenant_id FROM timer_schedules INDEXED BY timer_schedules_due
+WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
+  AND due_at <= :end_due AND (due_at, tenant_id, service_call_id) <= (:end_due, :end_tenant, :end_call)
+"""
+
+# From tenant to tenant among those with pending timers, two index searches each: who has something due, and
+# where the walk ends.
+WALK: Final = """
+WITH RECURSIVE tenant(id, visit) AS (
+  SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_by_state
+          WHERE state = 'Scheduled' AND tenant_id > :after_tenant), 1
+  UNION ALL
+  SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_by_state
+          WHERE state = 'Scheduled' AND tenant_id > tenant.id), visit + 1
+  FROM tenant WHERE tenant.id IS NOT NULL AND visit < :visits)
+SELECT id, is_due FROM (
+  SELECT id, visit, (SELECT min(due_at) FROM timer_schedules INDEXED BY timer_schedules_by_state
+                     WHERE state = 'Scheduled' AND tenant_id = tenant.id) <= :now AS is_due
+  FROM tenant)
+WHERE is_due OR id IS NULL OR visit = :visits
+ORDER BY visit
+"""
+
+_Place = tuple[str, str, str]
+"""A place in the order of due timers: due time, tenant, service call."""
+_START: Final[_Place] = ("", "", "")
+_AFTER_EVERY_TENANT: Final = "~"
+
+Read = Callable[[str, dict[str, Any]], Awaitable[list[tuple[Any, ...]]]]
+
+
+class DueTenants:
+    """The tenants that may have something due, in the order in which they take turns.
+
+    What it promises: a tenant with a due timer up to the known place is among them, or among those noted
+    since the look began. Two ways lead there, side by side: along the due timers, which is short where few
+    are due, and from tenant to tenant, which is short where few have pending timers. What comes after the
+    known place is found as time passes it; what is accepted before it is noted by whoever writes it.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._tenants: dict[TenantId, None] = {}
+        self._noted: set[TenantId] = set()
+        """Kept apart until the next look begins: the one under way may not have seen their timers."""
+        self._known: _Place = _START
+        self._walked: tuple[str, str] | None = None
+        """The last tenant of a walk under way, and the moment up to which it will have found everybody."""
+        self._until = datetime.min.replace(tzinfo=UTC)
+        self._held_timers: frozenset[TimerKey] = frozenset()
+
+    def begin(self, now: datetime, held_timers: frozenset[TimerKey]) -> None:
+        """Begin a look: from here on, a timer accepted with a due time up to `now` is noted."""
+        self._until = max(self._until, now)
+        self.note(tenant_id for tenant_id, _ in self._held_timers - held_timers)
+        self._held_timers = held_timers
+        self._tenants.update(dict.fromkeys(sorted(self._noted)))
+        self._noted.clear()
+
+    def note(self, tenants: Iterable[TenantId]) -> None:
+        """Remember tenants whose timers may be due, for the next look."""
+        self._noted.update(tenants)
+
+    def note_saved(self, timers: Iterable[Timer]) -> None:
+        """Remember whose timers were due already when they were saved; called once that is done."""
+        self.note(
+            timer.tenant_id
+            for timer in timers
+            if timer.state is TimerState.SCHEDULED
+            and timer.due_at is not None
+            and timer.due_at <= self._until
+        )
+
+    def add(self, tenants: Iterable[TenantId]) -> None:
+        """Let tenants that have something due take turns in this look."""
+        self._tenants.update(dict.fromkeys(tenants))
+
+    async def discover(self, now: str) -> bool:
+        """Learn of more tenants, a bounded step; return whether all that have something due are known."""
+        if self._known < _end_of(now):
+            await self._scan(now)
+        if self._known < _end_of(now):
+            await self._walk(now)
+        else:
+            self._walked = None
+        return self._known >= _end_of(now)
+
+    def choose(self, count: int, held_back: Collection[TenantId]) -> tuple[list[TenantId], bool]:
+        """Return those whose turn it is, and whether others wait for theirs."""
+        waiting = (tenant_id for tenant_id in self._tenants if tenant_id not in held_back)
+        chosen = list(islice(waiting, count + 1))
+        return chosen[:count], len(chosen) > count
+
+    def took_turns(self, chosen: Iterable[TenantId], with_more: Collection[TenantId]) -> None:
+        """Put those that have more at the end of the line, and forget the others."""
+        for tenant_id in chosen:
+            del self._tenants[tenant_id]
+        self.add(with_more)
+
+    def found_all(self, now: str) -> None:
+        """Forget everybody: a look found all that was due."""
+        self._tenants.clear()
+        self._known = max(self._known, _end_of(now))
+        self._walked = None
+
+    async def _scan(self, now: str) -> None:
+        due, tenant, call = self._known
+        place = {"after_due": due, "after_tenant": tenant, "after_call": call}
+        ends = await self._read(SCAN_END, {**place, "now": now, "passed": SCANNED_ROWS - 1})
+        end = ends[0] if ends else _end_of(now)
+        span = {**place, "end_due": end[0], "end_tenant": end[1], "end_call": end[2]}
+        self.add(row[0] for row in await self._read(SCAN, span))
+        self._known = (end[0], end[1], end[2])
+
+    async def _walk(self, now: str) -> None:
+        after, until = self._walked or ("", now)
+        # Not earlier than when the walk began, also where the clock was set back.
+        moment = max(now, until)
+        rows = await self._read(WALK, {"after_tenant": after, "visits": VISITED_TENANTS, "now": moment})
+        self.add(tenant_id for tenant_id, is_due in rows if is_due)
+        last = rows[-1][0] if rows else None
+        self._walked = None if last is None else (last, until)
+        if last is None:
+            self._known = max(self._known, _end_of(until))
+
+
+def _end_of(moment: str) -> _Place:
+    return (moment, _AFTER_EVERY_TENANT, "")

@@ -1,0 +1,119 @@
+"""What is due, read in an order that holds up no tenant and at a cost that others' timers do not raise."""
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Any, Final
+
+from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
+from timer_service.adapters.sqlite.rows import text
+from timer_service.domain.messages import TenantId
+from timer_service.ports.timer_store import HeldBack, TimerKey
+
+ROUNDS: Final = 4
+"""So often, at the most, is what some tenants leave of a claim offered to those that have more."""
+
+_DUE_COLUMNS: Final = (
+    "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate"
+)
+_DUE_AT: Final = 2
+
+# The poll: what is due, oldest first, without the timers that are held back or claimed. A timer's key is one
+# value here, because SQLite looks a single value up in an index, but a row value by going through the list.
+FIND_DUE: Final = f"""
+SELECT {_DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_due
+WHERE state = 'Scheduled' AND due_at <= :now
+  AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
+ORDER BY due_at
+LIMIT :limit
+"""  # noqa: S608 - the column list is a constant
+
+# Under backlog, or while a tenant is held back: the oldest few of each of these tenants.
+FIND_DUE_IN_TURNS: Final = f"""
+SELECT {", ".join("t." + column for column in _DUE_COLUMNS.split(", "))}
+FROM json_each(:tenants) AS tenant
+CROSS JOIN timer_schedules AS t
+  ON t.tenant_id = tenant.value
+ AND t.service_call_id IN (
+    SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_by_state
+    WHERE tenant_id = tenant.value AND state = 'Scheduled' AND due_at <= :now
+      AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
+    ORDER BY due_at LIMIT :turn)
+"""  # noqa: S608 - the column list is a constant
+
+Row = tuple[Any, ...]
+
+
+class Looks:
+    """Looks for what is due, one at a time: by age while all of it fits, otherwise in turns by tenant."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._tenants = DueTenants(read)
+        self._backlog = False
+        self.saved = self._tenants.note_saved
+
+    def given_back(self, keys: Iterable[TimerKey]) -> None:
+        """Find these timers again: they were claimed, and are no longer."""
+        self._tenants.note(tenant_id for tenant_id, _ in keys)
+
+    async def find(
+        self, now: datetime, limit: int, claimed: Iterable[TimerKey], held_back: HeldBack
+    ) -> tuple[list[Row], bool]:
+        """Return up to `limit` due timers, oldest first, and whether there may be more."""
+        self._tenants.begin(now, held_back.timers)
+        moment = text(now)
+        parameters = {
+            "now": moment,
+            "held_timers": json.dumps(["\n".join(key) for key in (*claimed, *held_back.timers)]),
+        }
+        # By age, the timers of a tenant that is held back would have to be passed one by one.
+        if not held_back.tenants and not self._backlog:
+            found = await self._read(FIND_DUE, {**parameters, "limit": limit + 1})
+            if len(found) <= limit:
+                self._tenants.found_all(moment)
+                return found, False
+            self._tenants.add(row[0] for row in found)
+        found, self._backlog = await self._take_turns(parameters, limit, held_back.tenants)
+        return found, self._backlog
+
+    async def _take_turns(
+        self, parameters: dict[str, Any], limit: int, held_back: Collection[TenantId]
+    ) -> tuple[list[Row], bool]:
+        all_known = await self._tenants.discover(parameters["now"])
+        tenants, others = self._tenants.choose(limit, held_back)
+        by_tenant, unread = await self._read_turns(parameters, limit, tenants)
+        turns = [(turn, row) for rows in by_tenant.values() for turn, row in enumerate(rows)]
+        turns.sort(key=lambda item: (item[0], item[1][_DUE_AT]))
+        with_more = unread | {row[0] for _, row in turns[limit:]}
+        self._tenants.took_turns(tenants, [tenant for tenant in tenants if tenant in with_more])
+        found = sorted((row for _, row in turns[:limit]), key=lambda row: str(row[_DUE_AT]))
+        return found, bool(with_more) or others or not all_known
+
+    async def _read_turns(
+        self, parameters: dict[str, Any], limit: int, tenants: list[TenantId]
+    ) -> tuple[dict[TenantId, list[Row]], set[TenantId]]:
+        """Read the oldest of each tenant, so many that together they fill the limit; say who has more."""
+        by_tenant: dict[TenantId, list[Row]] = {}
+        asked, turn = tenants, 0
+        for _ in range(ROUNDS):
+            missing = limit - sum(map(len, by_tenant.values()))
+            if not asked or missing <= 0:
+                break
+            turn += -(-missing // len(asked))
+            # One more than a turn tells who has more.
+            rows = await self._read(
+                FIND_DUE_IN_TURNS, {**parameters, "tenants": json.dumps(asked), "turn": turn + 1}
+            )
+            by_tenant |= _by_tenant(rows)
+            asked = [tenant for tenant in asked if len(by_tenant.get(tenant, ())) > turn]
+        return by_tenant, set(asked)
+
+
+def _by_tenant(rows: Iterable[Row]) -> dict[TenantId, list[Row]]:
+    """Return each tenant's timers, oldest first."""
+    found = defaultdict[TenantId, list[Row]](list)
+    for row in sorted(rows, key=lambda row: str(row[_DUE_AT])):
+        found[row[0]].append(row)
+    return found

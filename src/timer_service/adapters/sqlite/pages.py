@@ -1,0 +1,50 @@
+"""Pages of one tenant's timers, each found by its first timer and never by counting from the start."""
+
+from typing import Any, Final
+
+from timer_service.adapters.sqlite.rows import COLUMNS, text
+from timer_service.domain.timer import TimerState
+from timer_service.ports.timer_store import TimerQuery
+
+# A page of one tenant's timers in one state, in index order. One lower bound, of due time and id together:
+# beside a second one SQLite would seek by that and only filter by this, and read all pages before this one.
+LIST_BY_STATE: Final = f"""
+SELECT {COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_state
+WHERE tenant_id = :tenant AND state = :state
+  AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
+ORDER BY due_at, service_call_id
+LIMIT :limit
+"""  # noqa: S608 - the column list is a constant
+
+# A page of the timers of one request; few of them, so that the state is only a filter.
+LIST_BY_CORRELATION: Final = f"""
+SELECT {COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_correlation
+WHERE correlation_id = :correlation AND tenant_id = :tenant
+  AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
+  AND (:state IS NULL OR state = :state)
+ORDER BY due_at, service_call_id
+LIMIT :limit
+"""  # noqa: S608 - the column list is a constant
+
+_BEFORE_ALL: Final = ""
+_AFTER_ALL: Final = "~"
+
+
+def pages_of(query: TimerQuery) -> list[tuple[str, dict[str, Any]]]:
+    """Return the statements whose results, merged, are the page, each with its parameters."""
+    due_from = text(query.due_from) if query.due_from else _BEFORE_ALL
+    after_due, after_id = (text(query.after[0]), query.after[1]) if query.after else (_BEFORE_ALL, "")
+    # No id is empty: so the cursor "before the first of this due time" includes all of it.
+    lower_due, lower_id = max((due_from, ""), (after_due, str(after_id)))
+    parameters = {
+        "tenant": query.tenant_id,
+        "after_due": lower_due,
+        "after_id": lower_id,
+        "due_before": text(query.due_before) if query.due_before else _AFTER_ALL,
+        "limit": query.limit,
+    }
+    if query.correlation_id is not None:
+        state = query.state.value if query.state else None
+        return [(LIST_BY_CORRELATION, {**parameters, "correlation": query.correlation_id, "state": state})]
+    states = [query.state] if query.state else list(TimerState)
+    return [(LIST_BY_STATE, {**parameters, "state": state.value}) for state in states]

@@ -1,0 +1,187 @@
+"""What a look at the SQLite store costs, counted in steps: it goes by who has something due."""
+
+import asyncio
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.clock import START
+from tests.support.steps import counted
+from tests.support.timers import ACME, GLOBEX, at, schedule
+from timer_service.adapters.sqlite import due_tenants
+from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.domain.messages import TenantId
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
+
+LIMIT = 50
+FEW, MANY = 200, 20_000
+
+# Timers of tenants that have nothing due, or of one tenant; numbers say how many and of whom.
+FILL = """
+WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)
+INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+  reached_at, stream_created_us, stream_sequence)
+SELECT CASE WHEN :tenant = '' THEN 'idle-' || n ELSE :tenant END, 'order-' || n, :state,
+  strftime('%Y-%m-%dT%H:%M:%S.000Z', :due_s + n * :apart_s, 'unixepoch'), 1, '2025-01-01T00:00:00.000Z',
+  CASE :state WHEN 'Reached' THEN '2025-01-01T00:00:00.000Z' END, 1, n
+FROM numbers
+"""
+LONG_AGO_S, YEAR_2100_S = 1_600_000_000, 4_102_444_800
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with the schema and nothing else."""
+    path = tmp_path_factory.mktemp("empty") / "timers.db"
+
+    async def make() -> None:
+        async with open_sqlite_store(path, lambda: START):
+            pass
+
+    asyncio.run(make())
+    return path
+
+
+def fill(
+    path: Path, count: int, *, tenant: str = "", state: str = "Scheduled", due_s: int, apart_s: int = 0
+) -> None:
+    """Put timers into a file that nobody has open."""
+    values = {"count": count, "tenant": tenant, "state": state, "due_s": due_s, "apart_s": apart_s}
+    with closing(sqlite3.connect(path)) as link, link:
+        link.execute(FILL, values)
+
+
+@asynccontextmanager
+async def a_store(empty: Path, path: Path, **more: int) -> AsyncIterator[SqliteTimerStore]:
+    """Open a store with a backlog of one tenant, one timer of another, and so many others of a kind."""
+    shutil.copyfile(empty, path)
+    fill(path, 3 * LIMIT, tenant="acme", due_s=LONG_AGO_S, apart_s=1)
+    fill(path, 1, tenant="globex", due_s=LONG_AGO_S + 10_000_000)
+    for kind, count in more.items():
+        _FILLS[kind](path, count)
+    async with open_sqlite_store(path, lambda: START) as store:
+        yield store
+
+
+_FILLS = {
+    "idle": lambda path, count: fill(path, count, due_s=YEAR_2100_S),
+    "ended": lambda path, count: fill(path, count, state="Reached", due_s=LONG_AGO_S),
+    "held": lambda path, count: fill(path, count, tenant="held", due_s=LONG_AGO_S - 1_000_000, apart_s=1),
+}
+
+
+async def look(
+    store: SqliteTimerStore, held_back: HeldBack = NOTHING_HELD_BACK
+) -> tuple[Counter[TenantId], bool, int]:
+    """Claim and mark; return whose timers were claimed, whether there is more, and the steps it took."""
+    async with counted(store._reader) as steps, store.claim_due(at(0), LIMIT, held_back) as claim:
+        found = Counter(timer.tenant_id for timer in claim.timers)
+        await claim.mark_reached([timer.reached(at(0)) for timer in claim.timers])
+    return found, claim.more, steps[0]
+
+
+HELD = HeldBack(tenants=frozenset({TenantId("held")}))
+KINDS = {"idle": NOTHING_HELD_BACK, "ended": NOTHING_HELD_BACK, "held": HELD}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_look_under_backlog_costs_the_same_beside_a_hundred_times_as_many_others(
+    empty: Path, tmp_path: Path, kind: str
+) -> None:
+    costs = {}
+    for count in (FEW, MANY):
+        async with a_store(empty, tmp_path / f"{count}.db", **{kind: count}) as store:
+            found, more, _ = await look(store, KINDS[kind])  # The first learns who there is.
+            costs[count] = (await look(store, KINDS[kind]))[2]
+        assert (found, more) == ({ACME: LIMIT - 1, GLOBEX: 1}, True)
+
+    assert costs[MANY] <= 1.1 * costs[FEW]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_look_costs_more_than_a_bound(
+    empty: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 1_000)
+    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 100)
+    costs = []
+    async with a_store(empty, tmp_path / "timers.db", **{kind: MANY}) as store:
+        more = True
+        while more:
+            _, more, steps = await look(store, KINDS[kind])
+            costs.append(steps)
+
+    # About ten steps for each timer that is passed, forty for each tenant, a hundred for each one claimed.
+    assert max(costs) < 20 * 1_000 + 60 * 100 + 200 * LIMIT
+
+
+async def test_while_tenants_are_held_back_each_of_their_timers_is_passed_once_at_the_most(
+    empty: Path, tmp_path: Path
+) -> None:
+    async with a_store(empty, tmp_path / "timers.db", held=MANY, idle=MANY) as store:
+        for _ in range(5 + MANY // due_tenants.SCANNED_ROWS):
+            await look(store, HELD)
+        found, more, steps = await look(store, HELD)
+
+    assert (found, more) == ({}, False)
+    assert steps < 1_000
+
+
+async def test_thousands_of_held_tenants_cost_a_look_next_to_nothing(empty: Path, tmp_path: Path) -> None:
+    async with a_store(empty, tmp_path / "timers.db") as store:
+        tenants = [TenantId(f"held-{n}") for n in range(5_000)]
+        await store.apply([schedule("one", -10, tenant=tenant) for tenant in tenants], at(0))
+        held = HeldBack(tenants=frozenset(tenants))
+        await look(store, held)
+        found, _, many = await look(store, held)
+
+    assert found == {ACME: LIMIT}
+    assert many < 200 * LIMIT
+
+
+async def test_the_one_timer_of_a_tenant_is_found_in_time_whatever_stands_before_it(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 1_000)
+    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 500)
+    path = tmp_path / "timers.db"
+    shutil.copyfile(empty, path)
+    fill(path, 20_000, tenant="big", due_s=LONG_AGO_S, apart_s=1)
+    fill(path, 3_000, due_s=YEAR_2100_S)
+    fill(path, 1, tenant="small", due_s=LONG_AGO_S + 10_000_000)
+    looks = 0
+
+    async with open_sqlite_store(path, lambda: START) as store:
+        found: Counter[TenantId] = Counter()
+        while TenantId("small") not in found:
+            found, _, _ = await look(store)
+            looks += 1
+
+    # The walk from tenant to tenant is the shorter way here; along the due timers it would be 20 looks.
+    assert looks <= 1 + 3_002 // 500
+
+
+async def test_the_steps_along_the_due_timers_find_a_tenant_where_too_many_have_pending_ones(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 1_000)
+    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 10)
+    path = tmp_path / "timers.db"
+    shutil.copyfile(empty, path)
+    fill(path, 3_000, tenant="big", due_s=LONG_AGO_S, apart_s=1)
+    fill(path, 3_000, due_s=YEAR_2100_S)
+    fill(path, 1, tenant="small", due_s=LONG_AGO_S + 10_000_000)
+    looks = 0
+
+    async with open_sqlite_store(path, lambda: START) as store:
+        found: Counter[TenantId] = Counter()
+        while TenantId("small") not in found:
+            found, _, _ = await look(store)
+            looks += 1
+
+    assert looks <= 1 + 3_001 // 1_000
