@@ -7,13 +7,14 @@ from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.calls import Calls
 from timer_service.config import Settings
+from timer_service.domain.admission import RateLimit
 from timer_service.observability import Metrics
 from timer_service.service import Service
 from timer_service.stores import open_store
 
 
 @asynccontextmanager
-async def open_service(settings: Settings) -> AsyncIterator[Service]:
+async def open_service(settings: Settings, instance: str = "timer-service") -> AsyncIterator[Service]:
     """Build the service with its real adapters; the broker may still be away."""
     clock = SystemClock(settings.max_clock_step_span)
     metrics = Metrics(tenants=settings.metrics_tenants)
@@ -44,6 +45,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             accept_clock_step=clock.accept_step,
             counted=service.note_counts,
             facts=lambda: {"broker": bus.server, "problems": service.health().problems},
+            instance=instance,
+            rate_limit=RateLimit(settings.request_rate, settings.request_burst),
         )
         if settings.http_port:
             # Here, because to load FastAPI takes a quarter of the whole start.

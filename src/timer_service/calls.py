@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from timer_service import __version__
+from timer_service.domain.admission import RateLimit
 from timer_service.domain.messages import (
     CancelTimer,
     CorrelationId,
+    Position,
     ScheduleTimer,
     ServiceCallId,
     TenantId,
@@ -20,7 +21,10 @@ from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import EventBus
 from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import StoreCounts, TimerQuery, TimerStore
-from timer_service.workflows.answer_call import answer_call
+from timer_service.workflows.answer_requests import RequestDesk
+
+_NEWEST: Final = Position(0, 0)
+"""Stands in until the request's place among all commands is known."""
 
 
 class Calls:
@@ -37,7 +41,11 @@ class Calls:
         facts: Callable[[], dict[str, Any]],
         accept_clock_step: Callable[[], float],
         counted: Callable[[StoreCounts], None],
+        instance: str,
+        rate_limit: RateLimit,
     ) -> None:
+        self.instance = instance
+        self.rate_limit = rate_limit
         self._store = store
         self._bus = bus
         self._clock = clock
@@ -46,7 +54,7 @@ class Calls:
         self._facts = facts
         self._counted = counted
         self._accept_clock_step = accept_clock_step
-        self._answer = partial(answer_call, store=store, bus=bus, clock=clock)
+        self._desk = RequestDesk(store=store, bus=bus, clock=clock)
         self.called = metrics.called
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
@@ -66,19 +74,15 @@ class Calls:
         trace: Trace | None,
     ) -> CallAnswer:
         """Schedule or move a timer, and wake the worker for it."""
-        answer = await self._answer(
-            at=lambda position: ScheduleTimer(
-                tenant_id, service_call_id, due_at, correlation_id, position, trace, is_call=True
-            )
+        answer = await self._desk.answer(
+            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace, is_call=True)
         )
         self._wake_for(due_at)
         return answer
 
     async def cancel(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> CallAnswer:
         """Cancel a timer."""
-        return await self._answer(
-            at=lambda position: CancelTimer(tenant_id, service_call_id, position, is_call=True)
-        )
+        return await self._desk.answer(CancelTimer(tenant_id, service_call_id, _NEWEST, is_call=True))
 
     async def accept_clock_step(self) -> float:
         """Follow the wall clock again, and look for due timers at once."""
@@ -92,7 +96,8 @@ class Calls:
         counts = await self._store.count(now)
         self._counted(counts)
         overdue = counts.oldest_overdue_at
-        return {
+        facts = {
+            "instance": self.instance,
             "version": __version__,
             **self._facts(),
             "pending": counts.pending,
@@ -102,6 +107,7 @@ class Calls:
             "databaseBytes": counts.file_bytes,
             **self._metrics.recent(),
         }
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def _shown(moment: datetime | None) -> str | None:

@@ -3,6 +3,7 @@
 Needs nothing of this package but `wire`. Every other language does the same by docs/messages.md.
 """
 
+import asyncio
 import json
 import time
 from collections import deque
@@ -14,6 +15,8 @@ from typing import Any, Final
 
 import uuid6
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
@@ -21,6 +24,8 @@ from nats.js.errors import NotFoundError
 from timer_service import wire
 
 ANSWER_TIMEOUT_S: Final = 5.0
+QUIET_S: Final = 0.15
+"""After so long without another answer, every instance has been heard that can be."""
 LETTER_FIELDS: Final = ("reason", "detail", "subject", "receivedAt", "body", "bodyEncoding")
 """What every dead letter has, as text."""
 
@@ -28,10 +33,12 @@ LETTER_FIELDS: Final = ("reason", "detail", "subject", "receivedAt", "body", "bo
 class CallRefused(Exception):
     """The service answered a call with an error."""
 
-    def __init__(self, code: str, description: str) -> None:
+    def __init__(self, code: str, description: str, retry_after_s: int | None = None) -> None:
         super().__init__(f"{code}: {description}")
         self.code = code
         self.description = description
+        self.retry_after_s = retry_after_s
+        """How long to wait before asking again, where the service says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +139,13 @@ class TimerClient:
                 return
             page["cursor"] = answer["cursor"]
 
-    async def status(self) -> dict[str, Any]:
-        """Return how the service is."""
-        return await self._call("status", {})
+    async def status(self) -> list[dict[str, Any]]:
+        """Return how each instance of the service is."""
+        return await self._ask_all("status")
 
-    async def accept_clock_step(self) -> float:
-        """Take a leap of the service's wall clock for right; return its seconds."""
-        answer = await self._call("clock.accept", {})
-        return float(answer["acceptedStepSeconds"])
+    async def accept_clock_step(self) -> list[dict[str, Any]]:
+        """Take a leap of each instance's wall clock for right; return its seconds for each."""
+        return await self._ask_all("clock.accept")
 
     async def dead_letters(self, tenant_id: str | None, since: datetime, limit: int) -> list[dict[str, Any]]:
         """Return the newest dead letters since a moment, the newest last; `letter` is the number of each."""
@@ -187,11 +193,29 @@ class TimerClient:
         answer = await self._connection.request(
             f"{self._prefix}.{endpoint}", json.dumps(request).encode(), timeout=ANSWER_TIMEOUT_S
         )
-        headers = answer.headers or {}
-        if "Nats-Service-Error" in headers:
-            raise CallRefused(headers.get("Nats-Service-Error-Code", ""), headers["Nats-Service-Error"])
-        result: dict[str, Any] = json.loads(answer.data)
-        return result
+        return _read(answer)
+
+    async def _ask_all(self, endpoint: str) -> list[dict[str, Any]]:
+        """Ask every instance; return once those that answer a ping have answered, or nobody does any more."""
+        inbox = self._connection.new_inbox()
+        subscription = await self._connection.subscribe(f"{inbox}.*")
+        roll = _RollCall(self._prefix)
+        try:
+            await self._connection.publish("$SRV.PING.timer", b"", reply=f"{inbox}.ping")
+            await self._connection.publish(f"{self._prefix}.{endpoint}", b"{}", reply=f"{inbox}.answer")
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while True:
+                    try:
+                        roll.take(await subscription.next_msg(timeout=QUIET_S))
+                    except TimeoutError:
+                        if roll.is_complete:
+                            break
+        except TimeoutError:
+            if not roll.answers and roll.refusal is None:
+                raise
+        finally:
+            await subscription.unsubscribe()
+        return roll.result()
 
     async def _publish(
         self, tenant_id: str, service_call_id: str, due_at: datetime | None, correlation_id: str | None
@@ -233,6 +257,55 @@ def _read_letter(number: int, stored_at: datetime | None, subject: str, body: by
         "storedAt": "" if stored_at is None else wire.format_time(stored_at),
         "body": body.decode("utf-8", "backslashreplace"),
     }
+
+
+class _RollCall:
+    """Who is there, and who has answered."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._there: set[str] = set()
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.refusal: CallRefused | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.answers or self.refusal) and self._there <= self.answers.keys()
+
+    def take(self, message: Msg) -> None:
+        is_ping = message.subject.endswith(".ping")
+        if (message.headers or {}).get("Status") == "503":
+            if not is_ping:
+                raise NoRespondersError
+            return
+        if is_ping:
+            found = json.loads(message.data).get("metadata", {})
+            if found.get("prefix") == self._prefix:
+                self._there.add(found["instance"])
+            return
+        try:
+            answer = _read(message)
+            self.answers[answer.setdefault("instance", "unknown")] = answer  # Of an older version.
+        except CallRefused as refusal:
+            self.refusal = refusal
+
+    def result(self) -> list[dict[str, Any]]:
+        if not self.answers and self.refusal is not None:
+            raise self.refusal
+        return [self.answers[instance] for instance in sorted(self.answers)]
+
+
+def _read(answer: Msg) -> dict[str, Any]:
+    headers = answer.headers or {}
+    if "Nats-Service-Error" in headers:
+        wait = headers.get("Retry-After", "")
+        raise CallRefused(
+            headers.get("Nats-Service-Error-Code", ""),
+            headers["Nats-Service-Error"],
+            int(wait) if wait.isdigit() else None,
+        )
+    result: dict[str, Any] = json.loads(answer.data)
+    return result
 
 
 def _check(tenant_id: str, service_call_id: str | None = None, correlation_id: str | None = None) -> None:

@@ -167,11 +167,13 @@ Time = Annotated[datetime, BeforeValidator(_time), _schema(TIME_RULE, format="da
 Opaque = Annotated[str, StringConstraints(strict=True)]
 
 
-class _Model(BaseModel):
+class Model(BaseModel):
+    """Any part of a message: strict about what we know, tolerant of what we do not."""
+
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class Envelope(_Model):
+class Envelope(Model):
     """What every message has; the payload is read once the type is known."""
 
     id: UuidText
@@ -184,7 +186,7 @@ class Envelope(_Model):
     causation_id: Opaque | None = Field(default=None, alias="causationId")
 
 
-class CancelTimerPayload(_Model):
+class CancelTimerPayload(Model):
     """The payload of CancelTimer."""
 
     tag: Opaque | None = Field(default=None, alias="_tag")
@@ -332,7 +334,7 @@ def write_due_time_reached(
     ).encode()
 
 
-class GetCall(_Model):
+class GetCall(Model):
     """The request of `get` and `cancel`."""
 
     service_call_id: ServiceCallText = Field(alias="serviceCallId")
@@ -345,7 +347,7 @@ class ScheduleCall(GetCall):
     correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
 
 
-class ListCall(_Model):
+class ListCall(Model):
     """The request of `list`; every field narrows the list."""
 
     state: Literal["Scheduled", "Reached", "Cancelled"] | None = None
@@ -356,11 +358,11 @@ class ListCall(_Model):
     cursor: Annotated[str, StringConstraints(strict=True, max_length=MAX_CURSOR)] | None = None
 
 
-class NoRequest(_Model):
+class NoRequest(Model):
     """The request of a call that asks for nothing."""
 
 
-class TimerView(_Model):
+class TimerView(Model):
     """A timer in an answer; what is not set is absent."""
 
     tenant_id: TenantText = Field(alias="tenantId")
@@ -375,7 +377,7 @@ class TimerView(_Model):
     traceparent: str | None = None
 
 
-class GetAnswer(_Model):
+class GetAnswer(Model):
     """The answer of `get`."""
 
     timer: TimerView
@@ -393,43 +395,61 @@ class CancelAnswer(GetAnswer):
     outcome: Literal["cancelled", "already_reached", "not_found"]
 
 
-class ListAnswer(_Model):
+class ListAnswer(Model):
     """The answer of `list`; a cursor leads to the next page."""
 
     timers: list[TimerView]
     cursor: str | None = None
 
 
-class StatusAnswer(_Model):
-    """The answer of `status`."""
+class StatusAnswer(Model):
+    """The answer of `status`, one of each instance; what is not known is absent."""
 
+    instance: str
     version: str
-    broker: str | None
+    broker: str | None = None
     problems: dict[str, str]
     pending: int
     backlog: int
     oldest_overdue_seconds: float = Field(alias="oldestOverdueSeconds")
-    next_due_at: Time | None = Field(alias="nextDueAt")
+    next_due_at: Time | None = Field(default=None, alias="nextDueAt")
     database_bytes: int = Field(alias="databaseBytes")
     commands_per_second: float = Field(alias="commandsPerSecond")
     fired_per_second: float = Field(alias="firedPerSecond")
-    lateness_p50_seconds: float | None = Field(alias="latenessP50Seconds")
-    lateness_p99_seconds: float | None = Field(alias="latenessP99Seconds")
+    lateness_p50_seconds: float | None = Field(default=None, alias="latenessP50Seconds")
+    lateness_p99_seconds: float | None = Field(default=None, alias="latenessP99Seconds")
 
 
-class ClockAnswer(_Model):
-    """The answer of `clock-accept`: by how much the clock went forward."""
+class ClockAnswer(Model):
+    """The answer of `clock-accept`, one of each instance: by how much its clock went forward."""
 
+    instance: str
     accepted_step_seconds: float = Field(alias="acceptedStepSeconds")
 
 
-Call = TypeVar("Call", bound=_Model)
+Call = TypeVar("Call", bound=Model)
 
 
 @cache
 def json_schema(model: type[BaseModel]) -> str:
-    """Return what a request or an answer looks like, for callers who look the service up."""
+    """Return what a request looks like, for callers who look the service up."""
     return json.dumps(model.model_json_schema(), separators=(",", ":"))
+
+
+@cache
+def answer_schema(model: type[BaseModel]) -> str:
+    """Return what an answer looks like: what is not set is absent, never null."""
+    return json.dumps(_without_null(model.model_json_schema()), separators=(",", ":"))
+
+
+def _without_null(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_null(part) for part in schema if part != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: _without_null(part) for name, part in schema.items() if (name, part) != ("default", None)}
+    [*choices] = kept.pop("anyOf", [])
+    return kept | (choices[0] if len(choices) == 1 else {"anyOf": choices} if choices else {})
 
 
 def read_call(model: type[Call], body: bytes) -> Call:

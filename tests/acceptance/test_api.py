@@ -7,13 +7,12 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from tests.support.calls import call, call_raw
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
+from tests.support.schemas import complaints
 from tests.support.world import World
-from timer_service import wire
 
 
 async def test_a_scheduled_timer_can_be_read_right_after_the_answer(world: World) -> None:
@@ -260,19 +259,38 @@ async def test_the_service_answers_the_micro_service_verbs(world: World) -> None
 
 async def test_every_answer_has_the_shape_that_its_schema_says(world: World) -> None:
     world.service().start_ready()
+    empty = json.loads((await world.client.request("timer.status", b"", timeout=PATIENCE_S)).data)
     timer = {"serviceCallId": "a", "dueAt": iso(in_seconds(60)), "correlationId": "request-1"}
+    past = {"serviceCallId": "past", "dueAt": "2020-01-01T00:00:00Z"}
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
 
-    answers: dict[type[BaseModel], dict[str, Any]] = {
-        wire.ScheduleAnswer: await call(world, "schedule", **timer),
-        wire.GetAnswer: await call(world, "get", serviceCallId="a"),
-        wire.ListAnswer: await call(world, "list", limit=1),
-        wire.CancelAnswer: await call(world, "cancel", serviceCallId="a"),
-        wire.StatusAnswer: await _ask(world, "timer.status"),
-        wire.ClockAnswer: await _ask(world, "timer.clock.accept"),
-    }
+    answers = [
+        ("status", empty),
+        ("schedule", await call(world, "schedule", **timer)),
+        ("schedule", await call_raw(world, "timer.api.acme.schedule", json.dumps(past).encode(), trace)),
+        ("get", await call(world, "get", serviceCallId="a")),
+        ("cancel", await call(world, "cancel", serviceCallId="a")),
+        ("cancel", await call(world, "cancel", serviceCallId="never-seen")),
+        ("get", await call(world, "get", serviceCallId="never-seen")),
+        ("clock-accept", await call_raw(world, "timer.clock.accept", b"")),
+    ]
+    await world.wait_for_row("acme", "past", state="Reached")
+    await call(world, "schedule", **{**timer, "serviceCallId": "b"})
+    full = await call_raw(world, "timer.status", b"")
+    answers += [
+        ("get", await call(world, "get", serviceCallId="past")),
+        ("list", await call(world, "list")),
+        ("list", await call(world, "list", limit=1)),
+        ("status", full),
+    ]
 
-    for model, answer in answers.items():
-        assert set(answer) <= set(model.model_validate(answer).model_dump(by_alias=True))
+    info = json.loads((await world.client.request("$SRV.INFO.timer", b"", timeout=PATIENCE_S)).data)
+    schemas = {e["name"]: json.loads(e["metadata"]["response_schema"]) for e in info["endpoints"]}
+    assert [complaints(answer, schemas[name]) for name, answer in answers] == [[]] * len(answers)
+    assert "null" not in json.dumps(list(schemas.values()))
+    absent = {"nextDueAt", "latenessP50Seconds", "latenessP99Seconds"}
+    assert full.keys() - empty.keys() == absent
+    assert set(schemas["status"]["properties"]) - set(schemas["status"]["required"]) == {*absent, "broker"}
 
 
 async def test_the_statistics_count_errors_and_time(world: World) -> None:

@@ -56,6 +56,12 @@ async def test_the_status_has_the_fields_that_are_listed(world: World) -> None:
     section = read(DOCUMENT).partition("## status")[2].partition("## ")[0]
     listed = [word for line in section.splitlines() if line.startswith("| `") for word in _first_words(line)]
 
+    # What is not known is absent: so let one timer have fired, and one lie ahead.
+    await world.schedule("acme", "past", "2020-01-01T00:00:00Z")
+    await world.schedule("acme", "ahead", "2999-01-01T00:00:00Z")
+    await world.wait_for_row("acme", "past", state="Reached")
+    await world.wait_for_row("acme", "ahead", state="Scheduled")
+
     answer = await world.client.request("timer.status", b"", timeout=PATIENCE_S)
 
     assert listed == list(json.loads(answer.data))

@@ -559,7 +559,7 @@ async def test_an_operator_sees_every_timer_and_sends_a_letter_again(either: Sit
         await client.publish_again(letter["subject"], b"[] again", letter_sequence=letter["letter"])
         again = json.loads((await letters.next_msg(timeout=PATIENCE_S)).data)
         discovered = await operator.call("$SRV.PING.timer")
-        status = await client.status()
+        [status] = await client.status()
         forbidden = await operator.forbidden()
 
     assert (letter["body"], again["body"]) == ("[]", "[] again")

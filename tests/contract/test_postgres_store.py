@@ -27,7 +27,7 @@ from tests.support.postgres import (
     fresh_schema,
     local_server,
 )
-from tests.support.timers import ACME, at, call, cancel, schedule, scheduled_timer
+from tests.support.timers import ACME, asked, at, call, cancel, schedule, scheduled_timer
 from timer_service.adapters.postgres import connections, schema
 from timer_service.adapters.postgres import store as store_module
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
@@ -129,11 +129,6 @@ async def claimed_names(store: TimerStore, now_s: float = 0, limit: int = 100) -
 def due(count: int, *, tenant: str = ACME) -> list[Command]:
     """Return so many schedules that are due, oldest first."""
     return [schedule(f"order-{n:03}", n / 1000 - 10, tenant=tenant, number=n + 1) for n in range(count)]
-
-
-def called(command: Any) -> Any:
-    """Return the command as a call, whose sender waits for the answer."""
-    return replace(command, is_call=True)
 
 
 # Opening
@@ -283,7 +278,7 @@ async def test_a_commit_waits_for_the_disk_also_where_the_database_is_set_not_to
         )
 
         await store.apply([schedule("order-1", -1)], NOW)
-        await store.apply([called(schedule("order-2", 60))], NOW)
+        await asked(store, schedule("order-2", 60), now=NOW)
         async with store.claim_due(NOW, 10) as claim:
             await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
 
@@ -627,7 +622,7 @@ async def test_a_call_neither_changes_nor_waits_for_a_timer_that_an_instance_has
         async with first.claim_due(NOW, 10):
             # By this caller's clock the timer is not due yet.
             await clock.set(at(-10))
-            outcomes = [await each.apply([called(cancel("order-1"))], at(-5)) for each in (first, second)]
+            outcomes = [await asked(each, cancel("order-1"), now=at(-5)) for each in (first, second)]
 
         assert outcomes == [[Outcome.DUE]] * 2
 
@@ -638,14 +633,14 @@ async def test_a_timer_that_was_moved_while_it_is_fired_is_open_to_calls_only_af
     # Its event may be on the way: a caller who is told `cancelled` must not receive it afterwards.
     first, second = pair
     await first.apply([schedule("order-1", -1, number=1), schedule("order-2", -1, number=2)], NOW)
-    stop = [called(cancel("order-1", number=99))]
+    stop = cancel("order-1", number=99)
 
     async with first.claim_due(NOW, 10):
         await first.apply([schedule("order-1", 10**9, number=3)], NOW)
-        during = [await each.apply(stop, NOW) for each in pair]
+        during = [await asked(each, stop, now=NOW) for each in pair]
         await first.apply([schedule("order-2", 10**9, number=4)], NOW)
-        during += [await each.apply(stop, NOW) for each in pair]
-    after = await second.apply(stop, NOW)
+        during += [await asked(each, stop, now=NOW) for each in pair]
+    after = await asked(second, stop, now=NOW)
 
     assert during == [[Outcome.DUE]] * 4
     assert after == [Outcome.CANCELLED]
@@ -656,7 +651,7 @@ async def test_a_timer_that_is_due_by_the_database_is_due_for_every_call(clock: 
         await store.apply([schedule("order-1", 0, number=1)], at(-10))
 
         # Another instance may have claimed it, published it, and died before it could mark it.
-        outcome = await store.apply([called(cancel("order-1"))], at(-5))
+        outcome = await asked(store, cancel("order-1"), now=at(-5))
 
         assert outcome == [Outcome.DUE]
 
@@ -666,7 +661,7 @@ async def test_a_call_before_the_due_time_by_both_clocks_is_carried_out(clock: D
         await store.apply([schedule("order-1", 0, number=1)], at(-10))
         await clock.set(at(-0.001))
 
-        outcome = await store.apply([called(cancel("order-1"))], at(-0.001))
+        outcome = await asked(store, cancel("order-1"), now=at(-0.001))
         await clock.set(at(99))
 
         assert outcome == [Outcome.CANCELLED]
@@ -677,7 +672,7 @@ async def test_calls_of_many_instances_for_one_timer_are_all_answered(url: str) 
     async with group(url, 3) as instances:
 
         async def ask(store: PostgresTimerStore, n: int) -> list[Outcome]:
-            return await store.apply([called(schedule("order-1", 10**9 + n))], NOW)
+            return await asked(store, schedule("order-1", 10**9 + n), now=NOW)
 
         answers = await asyncio.gather(*[ask(each, n) for n, each in enumerate(instances * 5)])
 
@@ -971,7 +966,7 @@ async def test_a_nearer_timer_is_told_to_every_instance_that_listens(url: str) -
             await teller.apply([schedule("order-1", 60, number=1)], NOW)
             told = [await heard.get()]
             await teller.apply([schedule("order-2", 90, number=2)], NOW)
-            await teller.apply([called(schedule("order-3", 30, number=2))], NOW)
+            await asked(teller, schedule("order-3", 30, number=2), now=NOW)
             told.append(await heard.get())
             clock.step_to(at(31))
             await teller.apply([schedule("order-4", 95, number=4)], NOW)
@@ -1079,7 +1074,7 @@ async def test_the_store_works_where_every_transaction_has_another_session() -> 
             await store.apply(
                 [schedule(f"order-{n}", n - 50, number=turn * 100 + n + 1) for n in range(50)], NOW
             )
-        await store.apply([called(cancel("order-3"))], at(-100))
+        await asked(store, cancel("order-3"), now=at(-100))
         async with store.claim_due(NOW, 20) as claim:
             await store.apply([cancel("order-7", number=999)], NOW)
             marked = await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])

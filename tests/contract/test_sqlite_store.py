@@ -24,6 +24,7 @@ from tests.support.steps import counted
 from tests.support.timers import (
     ACME,
     GLOBEX,
+    asked,
     at,
     call,
     cancel,
@@ -774,7 +775,7 @@ async def test_a_timer_whose_call_ends_while_the_worker_reads_is_left_out_of_the
     async with opened(path) as store:
         await store.apply([schedule("order-1", 10)], at(0))
         await store._writing.acquire()
-        cancelling = asyncio.ensure_future(store.apply([replace(cancel("order-1"), is_call=True)], at(9)))
+        cancelling = asyncio.ensure_future(asked(store, cancel("order-1"), now=at(9)))
         await asyncio.sleep(0)
         looks = store._looks
         read = looks._read
@@ -796,12 +797,12 @@ async def test_calls_that_never_cease_do_not_keep_a_due_timer_from_firing(path: 
     async with opened(path) as store:
         await store.apply([schedule("order-1", 10)], at(0))
         await store._writing.acquire()
-        first = asyncio.ensure_future(store.apply([replace(cancel("order-1"), is_call=True)], at(11)))
+        first = asyncio.ensure_future(asked(store, cancel("order-1"), now=at(11)))
         await asyncio.sleep(0)
         async with store.claim_due(at(11), 10) as claim:
             left_out = (list(claim.timers), claim.more)
 
-        second = await store.apply([replace(cancel("order-1"), is_call=True)], at(11))
+        second = await asked(store, cancel("order-1"), now=at(11))
         store._writing.release()
         outcome = await first
         async with store.claim_due(at(11), 10) as claim:
@@ -815,7 +816,7 @@ async def test_calls_that_never_cease_do_not_keep_a_due_timer_from_firing(path: 
 async def test_a_call_that_has_ended_leaves_nothing_in_memory(path: Path) -> None:
     async with opened(path) as store:
         for number in range(100):
-            await store.apply([replace(schedule(f"order-{number}"), is_call=True)], at(0))
+            await asked(store, schedule(f"order-{number}"), now=at(0))
         async with store.claim_due(at(0), 10):
             pass
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support.clock import START
 from tests.support.postgres import database_clock
-from tests.support.timers import ACME, GLOBEX, cancel, schedule
+from tests.support.timers import ACME, GLOBEX, asked, cancel, schedule
 from timer_service.adapters.postgres.store import open_postgres_store
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.domain.messages import Command, ServiceCallId, TenantId
@@ -215,7 +215,7 @@ class StoreMachine:
             outcome = "due"
         else:
             self.rows[key] = after
-        found = await self._apply(which, replace(command, is_call=True))
+        [found] = await asked(self.stores[which], command, now=_at(self._clock_s(which)))
 
         assert found == outcome
         await self._compare(key)

@@ -18,11 +18,13 @@ from tests.contract.conftest import STORES
 from tests.support.timers import (
     ACME,
     GLOBEX,
+    asked,
     at,
     call,
     cancel,
     correlation,
     reached,
+    request,
     schedule,
     scheduled_timer,
 )
@@ -1139,3 +1141,68 @@ async def test_what_is_pending_is_counted_on_from_change_to_change(store: TimerS
     marked = (await store.count(NOW)).pending
 
     assert (before, kept, marked) == (0, 2, 1)
+
+
+# Requests, whose senders wait for the answer
+
+
+async def test_a_group_of_requests_is_answered_one_by_one(store: TimerStore) -> None:
+    await keep(store, schedule("moved", number=1), schedule("kept", number=2), schedule("gone", number=3))
+    group: list[Command] = [
+        schedule("new", 60, number=9),
+        schedule("moved", 90, number=9),
+        schedule("kept", 60, number=9),
+        cancel("gone", number=9),
+        cancel("never-seen", number=9),
+        schedule("moved", 30, tenant=GLOBEX, number=9),
+    ]
+
+    answers = await store.answer([request(command) for command in group], NOW)
+
+    assert [answer.outcome for answer in answers] == [
+        Outcome.SCHEDULED,
+        Outcome.RESCHEDULED,
+        Outcome.UNCHANGED,
+        Outcome.CANCELLED,
+        Outcome.NOT_FOUND,
+        Outcome.SCHEDULED,
+    ]
+    kept = [await store.get(command.tenant_id, command.service_call_id) for command in group]
+    assert [answer.timer for answer in answers] == kept
+    assert None not in kept
+
+
+async def test_a_timer_that_is_being_fired_does_not_spoil_the_group(store: TimerStore) -> None:
+    await keep(store, schedule("due", -1, number=1), schedule("other", 60, number=2))
+
+    async with store.claim_due(NOW, 10):
+        answers = await store.answer(
+            [request(cancel(name, number=9)) for name in ("other", "due", "new")], NOW
+        )
+
+    assert [answer.outcome for answer in answers] == [Outcome.CANCELLED, Outcome.DUE, Outcome.NOT_FOUND]
+    assert answers[1].timer is None
+    due = await store.get(ACME, call("due"))
+    assert due is not None
+    assert due.state is TimerState.SCHEDULED
+
+
+async def test_a_timer_that_is_due_and_not_claimed_yet_is_left_to_the_worker(store: TimerStore) -> None:
+    await keep(store, schedule("due", -1, number=1))
+
+    answers = await asked(store, cancel("due", number=9), schedule("new", 60, number=9), now=NOW)
+
+    assert answers == [Outcome.DUE, Outcome.SCHEDULED]
+    assert await claimed_names(store) == ["due"]
+
+
+async def test_a_request_at_an_older_position_changes_nothing_and_says_so(store: TimerStore) -> None:
+    await keep(store, schedule("order-1", 60, number=5))
+
+    answers = await asked(store, cancel("order-1", number=4), cancel("order-2", number=4), now=NOW)
+
+    assert answers == [Outcome.SUPERSEDED, Outcome.NOT_FOUND]
+
+
+async def test_an_empty_group_has_no_answers(store: TimerStore) -> None:
+    assert await store.answer([], NOW) == []

@@ -65,7 +65,7 @@ class StoredRequests:
             with suppress(RequestRefused):
                 await question
 
-    async def _ask(self, request: wire._Model | None) -> None:
+    async def _ask(self, request: wire.Model | None) -> None:
         """Whatever passed the reader is answered: not even a refusal may come from the store."""
         match request:
             case wire.ScheduleCall():
@@ -84,7 +84,7 @@ class StoredRequests:
             correlation_id=None if correlated is None else correlation(correlated),
             is_call=True,
         )
-        await self._store.apply([command], NOW)
+        await self._store.answer([command], NOW)
         timer = await self._store.get(ACME, call(name))
         assert timer is not None
         assert timer.service_call_id == name

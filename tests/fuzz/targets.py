@@ -23,7 +23,7 @@ POSITION = Position(1, 1)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_LETTER_BYTES = 1_000_000
 WHOLE_MS = timedelta(milliseconds=1)
-CALLS: tuple[type[wire._Model], ...] = (wire.GetCall, wire.ScheduleCall, wire.ListCall, wire.NoRequest)
+CALLS: tuple[type[wire.Model], ...] = (wire.GetCall, wire.ScheduleCall, wire.ListCall, wire.NoRequest)
 VALID_BODY = json.dumps(
     {
         "id": "0192f0c1-2345-7abc-8def-0123456789ab",

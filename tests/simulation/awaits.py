@@ -15,7 +15,7 @@ PACKAGE = Path(timer_service.__file__).parent
 WATCHED = (
     "workflows/schedule_timers.py",
     "workflows/fire_due_timers.py",
-    "workflows/answer_call.py",
+    "workflows/answer_requests.py",
     "workflows/purge_timers.py",
     "adapters/sqlite/store.py",
     "adapters/sqlite/connections.py",
@@ -31,6 +31,8 @@ WATCHED = (
     "adapters/nats/pull.py",
     "adapters/nats/streams.py",
     "adapters/nats/api.py",
+    "adapters/nats/handlers.py",
+    "adapters/nats/refusals.py",
     "adapters/system.py",
     "calls.py",
     "service.py",

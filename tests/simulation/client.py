@@ -116,6 +116,12 @@ class SimulatedClient:
     def deliver_at_once(self, subscription: "_Subscription") -> None:
         """Messages are handed over one by one in any case."""
 
+    async def send_no_more(self, subscription: "_Subscription") -> None:
+        self._open_link()
+        subscription.is_open = False
+        if self._nats.broker.random.random() < self._nats.suspends:
+            await asyncio.sleep(0)
+
     async def subscribe(
         self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
     ) -> "_Subscription":
@@ -205,7 +211,7 @@ class SimulatedClient:
 
     def listens(self, subject: str) -> bool:
         words = subject.split(".")
-        return not self.is_closed and any(matches(s.words, words) for s in self._subscriptions)
+        return not self.is_closed and any(s.is_open and matches(s.words, words) for s in self._subscriptions)
 
     def start(self, work: Any) -> "asyncio.Task[Any]":
         """Run something in the process, as the client's own reading task would."""
@@ -238,6 +244,7 @@ class _Subscription:
 
     def __init__(self, client: SimulatedClient, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> None:
         self.words = subject.split(".")
+        self.is_open = True
         self._client = client
         self._cb = cb
         self._waiting: deque[Msg] = deque()

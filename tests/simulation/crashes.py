@@ -252,8 +252,9 @@ def _world(plan: Plan, folder: Path, template: Path) -> Iterator[World]:
 
 
 NEVER_WAITS = {
-    ("adapters/nats/api.py", "internal error"): "only after an error that nobody has thought of",
-    ("adapters/nats/api.py", "accept_clock_step"): "sets a number and returns",
+    ("adapters/nats/api.py", "self._refusals.flush(client)"): "only where the last moment brought requests",
+    ("adapters/nats/handlers.py", "accept_clock_step"): "sets a number and returns",
+    ("workflows/answer_requests.py", "self._work([waiting])"): "only after an error that nobody expects",
     ("adapters/sqlite/store.py", "async with self._writing:"): "only where two write at once",
     ("workflows/schedule_timers.py", "batch.dead_letter()"): "waits only where a thousand are queued",
     ("adapters/nats/bus.py", "letters.take("): "the same",

@@ -29,6 +29,7 @@ from timer_service.domain.messages import Command, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
+    Applied,
     Claim,
     HeldBack,
     StoreCounts,
@@ -260,6 +261,10 @@ class InStep:
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         await self._clock.set(now)
         return await self._store.apply(commands, now)
+
+    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+        await self._clock.set(now)
+        return await self._store.answer(requests, now)
 
     @asynccontextmanager
     async def claim_due(

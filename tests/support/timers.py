@@ -1,10 +1,12 @@
 """Commands and timers for tests of the core: only what a test is about is spelled out."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.support.clock import START
 from timer_service.domain.messages import (
     CancelTimer,
+    Command,
     CorrelationId,
     DueTimeReached,
     Position,
@@ -12,7 +14,8 @@ from timer_service.domain.messages import (
     ServiceCallId,
     TenantId,
 )
-from timer_service.domain.timer import Timer, TimerState
+from timer_service.domain.timer import Outcome, Timer, TimerState
+from timer_service.ports.timer_store import TimerStore
 
 ACME = TenantId("acme")
 GLOBEX = TenantId("globex")
@@ -99,3 +102,13 @@ def reached(
         generation=generation,
         correlation_id=None if correlation is None else CorrelationId(correlation),
     )
+
+
+def request(command: Command) -> Command:
+    """Return the command as a request, whose sender waits for the answer."""
+    return replace(command, is_call=True)
+
+
+async def asked(store: TimerStore, *commands: Command, now: datetime) -> list[Outcome]:
+    """Make requests of a store together, and return what each did."""
+    return [applied.outcome for applied in await store.answer([request(c) for c in commands], now)]

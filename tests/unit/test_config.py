@@ -59,6 +59,8 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_SUBJECT_PREFIX": "timer",
         "TIMER_STREAM_REPLICAS": "1",
         "TIMER_ACK_WAIT": "10000",
+        "TIMER_REQUEST_RATE": "500",
+        "TIMER_REQUEST_BURST": "1000",
         "TIMER_RETENTION": "30d",
         "TIMER_HTTP_HOST": "127.0.0.1",
         "TIMER_HTTP_PORT": "8080",

@@ -42,7 +42,7 @@ class Subjects:
         self.all_commands = f"{prefix}.commands.>"
         self.all_events = f"{prefix}.events.>"
         self.all_dead_letters = f"{prefix}.deadletter.>"
-        self._prefix = prefix
+        self.prefix = prefix
 
     def command(self, tenant_id: str, command_type: str) -> str:
         """Return where a tenant publishes a command."""
@@ -50,25 +50,25 @@ class Subjects:
 
     def event(self, tenant_id: str) -> str:
         """Return where a tenant's events appear."""
-        return f"{self._prefix}.events.{tenant_id}.{wire.DUE_TIME_REACHED}"
+        return f"{self.prefix}.events.{tenant_id}.{wire.DUE_TIME_REACHED}"
 
     def dead_letter(self, tenant_id: str | None) -> str:
         """Return where the dead letters of a tenant go."""
-        return f"{self._prefix}.deadletter.{tenant_id or UNKNOWN_TENANT}"
+        return f"{self.prefix}.deadletter.{tenant_id or UNKNOWN_TENANT}"
 
     def api(self, tenant_id: str, endpoint: str) -> str:
         """Return where a tenant calls an endpoint of the API."""
-        return f"{self._prefix}.api.{tenant_id}.{endpoint}"
+        return f"{self.prefix}.api.{tenant_id}.{endpoint}"
 
     @property
     def status(self) -> str:
         """Where an operator asks how the service is."""
-        return f"{self._prefix}.status"
+        return f"{self.prefix}.status"
 
     @property
     def clock_accept(self) -> str:
         """Where an operator confirms a leap of the wall clock."""
-        return f"{self._prefix}.clock.accept"
+        return f"{self.prefix}.clock.accept"
 
     def tenant_of(self, command_subject: str) -> str | None:
         """Return the tenant that a command subject names, where it names one."""

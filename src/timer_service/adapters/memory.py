@@ -23,6 +23,7 @@ from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import Published, PublishResult, Refusal
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
+    Applied,
     Claim,
     HeldBack,
     StoreCounts,
@@ -44,16 +45,24 @@ class MemoryTimerStore:
         """The look in which each tenant had its last turn."""
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
-        """Apply the domain's rules in order; a timer that is being fired is not open to calls."""
+        """Apply the domain's rules in order."""
         outcomes = []
         for command in commands:
             key = (command.tenant_id, command.service_call_id)
-            if command.is_call and key in self._claimed:
-                outcomes.append(Outcome.DUE)
-                continue
             self.timers[key], outcome = rules.apply(self.timers.get(key), command, now)
             outcomes.append(outcome)
         return outcomes
+
+    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+        """Apply the domain's rules; a timer that is being fired is not open to requests."""
+        answers = []
+        for request in requests:
+            key = (request.tenant_id, request.service_call_id)
+            outcome = Outcome.DUE
+            if key not in self._claimed:
+                [outcome] = await self.apply([request], now)
+            answers.append(Applied(outcome, None if outcome is Outcome.DUE else self.timers[key]))
+        return answers
 
     @asynccontextmanager
     async def claim_due(

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import re
+import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -23,6 +25,12 @@ def _wall_ms() -> int:
 def _boot_ms() -> int:
     """Return the milliseconds since the machine started, its sleep included; nobody can set this clock."""
     return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+
+
+def instance_name() -> str:
+    """Return a name for this process that no other instance has: the host's, and a little chance."""
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:63]
+    return f"{host}-{random.SystemRandom().randrange(16**6):06x}"
 
 
 class SystemClock:

@@ -20,6 +20,7 @@ from timer_service.adapters.nats.embedded import (
     embedded_broker,
     free_port,
 )
+from timer_service.adapters.system import instance_name
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
@@ -81,12 +82,12 @@ async def _serve(settings: Settings, stop: asyncio.Event) -> None:
 
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
-    started = asyncio.Event()
+    started, instance = asyncio.Event(), instance_name()
 
     async def serve() -> None:
-        async with open_service(settings) as service:
+        async with open_service(settings, instance) as service:
             started.set()
-            log.info("service.started", version=__version__, store=settings.store_name)
+            log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
             await run_service(service, stop)
 
     await _stop_before(started, stop, serve())

@@ -129,22 +129,26 @@ def list_timers(options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show how the service is."""
+    """Show how each instance of the service is."""
 
     async def ask(client: TimerClient) -> None:
-        facts = await client.status()
-        say(printable_json(facts) if options.json else _as_block(facts))
+        instances = await client.status()
+        if options.json:
+            say("\n".join(map(printable_json, instances)))
+        else:
+            say("\n\n".join(map(_as_block, instances)))
 
     return converse(options, ask)
 
 
 def accept_clock_step(options: argparse.Namespace) -> int:
-    """Confirm that the wall clock of the service is right."""
+    """Confirm that the wall clocks of all instances are right."""
 
     async def confirm(client: TimerClient) -> None:
-        step_s = await client.accept_clock_step()
-        text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
-        tell(options, text, {"acceptedStepSeconds": step_s})
+        for answer in await client.accept_clock_step():
+            step_s = answer["acceptedStepSeconds"]
+            text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
+            tell(options, f"{answer['instance']}: {text}", answer)
 
     return converse(options, confirm)
 

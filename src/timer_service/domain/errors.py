@@ -5,6 +5,7 @@ TimerServiceError
 │   ├── StoreBusy         another connection holds the database
 │   ├── StoreFull         no space left; recovers when space returns
 │   ├── TimerFiring       a request came while the timer's event is on its way
+│   ├── TimerOvertaken    newer commands came in while a request was carried out, again and again
 │   └── BusUnavailable    the broker is away
 ├── PermanentError        dead letter, then terminate; never retried
 │   ├── CommandRefused    carries the reason and what is allowed
@@ -51,6 +52,12 @@ class TimerFiring(TransientError):
     """The timer is due, and whether its event is out is not known yet."""
 
     public = "the timer is due and its firing is not confirmed yet"
+
+
+class TimerOvertaken(TransientError):
+    """Commands that are newer than the request keep coming in for its timer."""
+
+    public = "newer commands for this timer are still coming in"
 
 
 class BusUnavailable(TransientError):

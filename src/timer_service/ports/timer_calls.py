@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from timer_service.domain.admission import RateLimit
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_store import TimerQuery
@@ -19,6 +20,16 @@ class CallAnswer:
 
 class TimerCalls(Protocol):
     """Questions and commands with a definite answer. All may raise TransientError: ask again."""
+
+    @property
+    def instance(self) -> str:
+        """Which of several instances this is."""
+        ...
+
+    @property
+    def rate_limit(self) -> RateLimit:
+        """How often each tenant may ask, over whatever way in."""
+        ...
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""

@@ -61,6 +61,15 @@ class StoreCounts:
     """Space left where the store lies."""
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a request did, and the timer that it left."""
+
+    outcome: Outcome
+    timer: Timer | None
+    """None only where the outcome is DUE: the timer is not ours to show while it is being fired."""
+
+
 class Claim(Protocol):
     """A batch of due timers that is ours until the claim is left."""
 
@@ -90,8 +99,15 @@ class TimerStore(Protocol):
         """Apply commands in the given order, all in one durable transaction, and say what each did.
 
         Repeating it changes nothing: a command that is not newer than the last one applied to its timer
-        is superseded. A call, which comes alone, never changes a timer that is claimed or due: its outcome
-        is then DUE. Raises TransientError with nothing applied, as far as one can know.
+        is superseded. Raises TransientError with nothing applied, as far as one can know.
+        """
+        ...
+
+    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+        """Apply requests, one for each timer at most, all in one durable transaction.
+
+        A request never changes a timer that is claimed or due: its outcome is then DUE, and the others of the
+        group are applied all the same. Raises TransientError with nothing applied, as far as one can know.
         """
         ...
 

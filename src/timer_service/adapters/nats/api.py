@@ -8,142 +8,213 @@ from functools import partial
 from typing import Any, Final
 
 import nats.micro
-import structlog
-from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.micro.request import Request, ServiceError
-from nats.micro.service import EndpointStats
 from pydantic import BaseModel
 
 from timer_service import __version__, wire
 from timer_service.adapters import codec
-from timer_service.adapters.cursor import read_cursor, write_cursor
-from timer_service.domain.errors import CriticalError, RequestRefused, TransientError
-from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
-from timer_service.domain.timer import Outcome, TimerState
-from timer_service.ports.timer_calls import CallAnswer, TimerCalls
-from timer_service.ports.timer_store import TimerQuery
+from timer_service.adapters.nats import handlers, refusals
+from timer_service.adapters.nats.handlers import Asked, Handler
+from timer_service.adapters.nats.notes import RequestNotes
+from timer_service.adapters.nats.refusals import Refusals, error_headers
+from timer_service.adapters.nats.tolerant_client import TolerantClient
+from timer_service.domain.admission import Room, Turns
+from timer_service.domain.errors import (
+    CriticalError,
+    RequestRefused,
+    TimerServiceError,
+    TransientError,
+)
+from timer_service.domain.messages import TenantId
+from timer_service.ports.timer_calls import TimerCalls
 
 SERVICE_NAME: Final = "timer"
-MAX_CALLS: Final = 64
-"""So many calls are worked on at once; more wait in the broker client's queue."""
 REPLY_PREFIXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 """Replies go to inboxes only: permissions do not check where a caller asks us to reply to."""
-
-log = structlog.get_logger(__name__)
-
-_Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+STOP_GRACE_S: Final = 3.0
+"""Longer than a request waits for a timer that is being fired."""
+STOP_FLUSH_S: Final = 1
+FULL_RETRY_S: Final = 1.0
+_OPERATOR: Final = TenantId("")
 
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
     name: str
     subject: str
-    handler: _Handler
-    request: type[BaseModel]
+    handler: Handler
+    request: type[wire.Model]
     answer: type[BaseModel]
+    of_tenants: bool = True
+    """Otherwise it is an operator's, and every instance answers for itself."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What `$SRV.STATS` says of one endpoint."""
-
-    errors: int = 0
-    last_error: str = ""
-    nanoseconds: int = 0
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    endpoint: _Endpoint
+    asked: Asked
+    reply: str
+    started_ns: int
 
 
 class TimerApi:
-    """The endpoints of the `timer` micro service."""
+    """The endpoints of the `timer` micro service.
+
+    A request is refused or queued where it is read from the socket; tenants take turns from there.
+    """
 
     def __init__(self, calls: TimerCalls, subjects: codec.Subjects, tasks: asyncio.TaskGroup) -> None:
         self._calls = calls
         self._tasks = tasks
-        self._slots = asyncio.Semaphore(MAX_CALLS)
-        api = partial(subjects.api, "*")
-        self._endpoints = [
-            _Endpoint("get", api("get"), self._get, wire.GetCall, wire.GetAnswer),
-            _Endpoint("list", api("list"), self._list, wire.ListCall, wire.ListAnswer),
-            _Endpoint("schedule", api("schedule"), self._schedule, wire.ScheduleCall, wire.ScheduleAnswer),
-            _Endpoint("cancel", api("cancel"), self._cancel, wire.GetCall, wire.CancelAnswer),
-            _Endpoint("status", subjects.status, self._status, wire.NoRequest, wire.StatusAnswer),
-            _Endpoint(
-                "clock-accept",
-                subjects.clock_accept,
-                self._accept,
-                wire.NoRequest,
-                wire.ClockAnswer,
-            ),
-        ]
-        self._tallies: dict[str, _Tally] = {}
+        self._turns: Turns[_Waiting] = Turns()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._refusals = Refusals()
+        self._sender = tasks.create_task(self._refusals.keep_sending(lambda: self._client))
+        self._notes = RequestNotes(calls.called)
+        self._client: TolerantClient | None = None
+        self._subscriptions: list[Subscription] = []
+        self._stopping = False
+        self._prefix = subjects.prefix
+        self._endpoints = _endpoints(subjects)
 
-    async def serve(self, client: Client) -> None:
+    async def serve(self, client: TolerantClient) -> None:
         """Listen on one connection; it ends with that connection."""
-        self._tallies = {endpoint.name: _Tally() for endpoint in self._endpoints}
+        self._client = client
+        self._notes.begin(endpoint.name for endpoint in self._endpoints)
         service = await nats.micro.add_service(
             client,
             name=SERVICE_NAME,
             version=__version__,
             description="Durable timers: query, schedule and cancel with a definite answer",
-            stats_handler=self._complete,
+            metadata={"instance": self._calls.instance, "prefix": self._prefix},
+            stats_handler=self._notes.complete,
         )
         for endpoint in self._endpoints:
             await service.add_endpoint(
                 name=endpoint.name,
                 subject=endpoint.subject,
-                handler=self._answering(endpoint.name, endpoint.handler),
+                handler=self._receiving(endpoint),
+                # Nobody else is in a group of its own, so that each instance gets its copy.
+                queue_group=None if endpoint.of_tenants else self._calls.instance,
                 metadata={
                     "request_schema": wire.json_schema(endpoint.request),
-                    "response_schema": wire.json_schema(endpoint.answer),
+                    "response_schema": wire.answer_schema(endpoint.answer),
                 },
             )
+        # A queue of nats-py's own would hold half a million requests before it dropped any.
+        self._subscriptions = [
+            subscription
+            for endpoint in service._endpoints  # noqa: SLF001 - they have no other way to say it
+            if (subscription := endpoint._subscription) is not None  # noqa: SLF001
+        ]
+        for subscription in self._subscriptions:
+            client.deliver_at_once(subscription)
 
-    def _complete(self, stats: EndpointStats) -> None:
-        """Put in what nats-py cannot see, because calls are worked on beside its handlers."""
-        tally = self._tallies[stats.name]
-        stats.num_errors = tally.errors
-        stats.last_error = tally.last_error
-        stats.processing_time = tally.nanoseconds
-        stats.average_processing_time = tally.nanoseconds // max(1, stats.num_requests)
+    async def stop(self) -> None:
+        """Refuse what waits and what still comes in, and finish what is under way."""
+        self._stopping = True
+        self._sender.cancel()
+        for waiting in self._turns.clear():
+            self._refuse(waiting.endpoint, waiting.reply, "503", refusals.STOPPING)
+        client = self._client
+        if client is None or client.is_closed:
+            return
+        try:
+            for subscription in self._subscriptions:
+                await client.send_no_more(subscription)
+            # What was sent before the broker knew is here by now, and refused.
+            await client.flush(timeout=STOP_FLUSH_S)
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=STOP_GRACE_S)
+            await self._refusals.flush(client)
+            await client.flush(timeout=STOP_FLUSH_S)
+        except (NatsError, OSError):
+            pass  # The broker is gone: nobody can be told.
 
-    def _answering(self, name: str, handler: _Handler) -> Callable[[Request], Awaitable[None]]:
+    def _receiving(self, endpoint: _Endpoint) -> Callable[[Request], Awaitable[None]]:
         async def receive(request: Request) -> None:
-            # nats-py runs the handlers of an endpoint one after the other: work goes on beside it.
             reply = request._msg.reply  # noqa: SLF001 - the request has no other way to say it
-            if not reply.startswith(REPLY_PREFIXES):
-                log.warning("call.ignored", endpoint=name, reply=reply, subject=request.subject)
-                return
-            await self._slots.acquire()
-            self._tasks.create_task(self._answer(name, handler, request))
+            if reply.startswith(REPLY_PREFIXES):
+                self._receive(endpoint, request, reply)
+            else:
+                self._notes.ignored(_now_s(), endpoint.name, reply, request.subject)
 
         return receive
 
-    async def _answer(self, name: str, handler: _Handler, request: Request) -> None:
-        started = time.perf_counter_ns()
-        outcome, error = "500", ""
+    def _receive(self, endpoint: _Endpoint, request: Request, reply: str) -> None:
+        """Let a request wait for its turn, or refuse it; at once, because nothing else is read meanwhile."""
+        if self._stopping:
+            return self._refuse(endpoint, reply, "503", refusals.STOPPING)
+        started_ns = time.perf_counter_ns()
         try:
-            outcome, error = await self._try(name, handler, request)
+            tenant_id = _tenant(request.subject) if endpoint.of_tenants else _OPERATOR
+            if wait_s := self._calls.rate_limit.wait_s(tenant_id, _now_s()):
+                return self._limit(endpoint, reply, tenant_id, wait_s)
+            asked = Asked(
+                tenant_id,
+                wire.read_call(endpoint.request, request.data),
+                codec.read_trace(request.headers),
+                0 if self._client is None else self._client.max_payload,
+            )
+        except wire.WireError as refusal:
+            return self._refuse(endpoint, reply, "400", refusal.detail)
+        match self._turns.offer(tenant_id, _Waiting(endpoint, asked, reply, started_ns)):
+            case Room.TENANT_FULL:
+                self._limit(endpoint, reply, tenant_id, FULL_RETRY_S)
+            case Room.FULL:
+                self._refuse(endpoint, reply, "503", refusals.BUSY, FULL_RETRY_S)
+            case Room.FREE:
+                self._notes.allowed(_now_s(), tenant_id)
+                self._take_turns()
+        return None
+
+    def _limit(self, endpoint: _Endpoint, reply: str, tenant_id: TenantId, wait_s: float) -> None:
+        self._notes.limited(_now_s(), tenant_id, endpoint.name)
+        self._refuse(endpoint, reply, "429", refusals.TOO_MANY, wait_s)
+
+    def _refuse(
+        self, endpoint: _Endpoint, reply: str, code: str, text: str, retry_after_s: float = 0.0
+    ) -> None:
+        self._notes.answered(endpoint.name, code, 0, text)
+        self._refusals.tell(reply, error_headers(code, text, retry_after_s))
+
+    def _take_turns(self) -> None:
+        """Start on as much as may be under way."""
+        while not self._stopping and (waiting := self._turns.take()) is not None:
+            task = self._tasks.create_task(self._answer(waiting))
+            self._under_way.add(task)
+            task.add_done_callback(partial(self._done, waiting))
+
+    def _done(self, waiting: _Waiting, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._turns.done(waiting.asked.tenant_id)
+        if not task.cancelled() and task.exception() is None:
+            self._take_turns()
+
+    async def _answer(self, waiting: _Waiting) -> None:
+        try:
+            outcome, error = await self._try(waiting)
         except CriticalError as failure:
             # The last words: this error ends the process.
-            await _refuse(request, outcome, failure.public)
+            self._stopping = True
+            await self._say(waiting, b"", error_headers("500", failure.public))
             raise
-        finally:
-            self._slots.release()
-            took_ns = time.perf_counter_ns() - started
-            self._calls.called(name, outcome, took_ns / 1e9)
-            tally = self._tallies[name]
-            tally.nanoseconds += took_ns
-            if error:
-                tally.errors += 1
-                tally.last_error = f"{outcome}: {error}"
+        except asyncio.CancelledError:
+            self._refuse(waiting.endpoint, waiting.reply, "503", refusals.STOPPING)  # `stop` sends it.
+            raise
+        self._notes.answered(
+            waiting.endpoint.name, outcome, time.perf_counter_ns() - waiting.started_ns, error
+        )
         if error:
-            await _refuse(request, outcome, error)
+            await self._say(waiting, b"", error_headers(outcome, error))
 
-    async def _try(self, name: str, handler: _Handler, request: Request) -> tuple[str, str]:
+    async def _try(self, waiting: _Waiting) -> tuple[str, str]:
         """Answer, or return what is wrong and how it is told."""
         try:
-            answer = await handler(request)
-            await request.respond(wire.write_json(answer))
+            answer = await waiting.endpoint.handler(self._calls, waiting.asked)
+            return await self._respond(waiting, answer), ""
         except wire.WireError as refusal:
             return "400", refusal.detail
         except RequestRefused as refusal:
@@ -151,82 +222,64 @@ class TimerApi:
         except ServiceError as refusal:
             return refusal.code, refusal.description
         except TransientError as failure:
-            # Its text names hosts and paths: that is for the log only.
-            log.debug("request.deferred", endpoint=name, detail=str(failure))
+            self._notes.failing(_now_s(), failure)
             return "503", f"try again: {failure.public}"
-        except (NatsError, OSError):
-            return "lost", ""  # The caller, or the broker, is gone.
         except CriticalError:
             raise
         except Exception:
-            log.exception("call.failed", endpoint=name)
-            return "500", "internal error; the service's log tells more"
-        return str(answer.get("outcome", "ok")), ""
+            self._notes.crashed(_now_s(), waiting.endpoint.name)
+            return "500", TimerServiceError.public
 
-    async def _get(self, request: Request) -> dict[str, Any]:
-        call = wire.read_call(wire.GetCall, request.data)
-        timer = await self._calls.get(_tenant(request), ServiceCallId(call.service_call_id))
-        if timer is None:
-            raise ServiceError("404", f"there is no timer {call.service_call_id!r}")
-        return {"timer": codec.timer_fields(timer)}
-
-    async def _list(self, request: Request) -> dict[str, Any]:
-        call = wire.read_call(wire.ListCall, request.data)
-        query = TimerQuery(
-            tenant_id=_tenant(request),
-            state=None if call.state is None else TimerState(call.state),
-            correlation_id=None if call.correlation_id is None else CorrelationId(call.correlation_id),
-            due_from=call.due_from,
-            due_before=call.due_before,
-            after=None if call.cursor is None else read_cursor(call.cursor),
-            limit=call.limit,
-        )
-        timers = await self._calls.list_timers(query)
-        answer: dict[str, Any] = {"timers": [codec.timer_fields(timer) for timer in timers]}
-        if len(timers) == call.limit and timers[-1].due_at is not None:
-            answer["cursor"] = write_cursor(timers[-1].due_at, timers[-1].service_call_id)
-        return answer
-
-    async def _schedule(self, request: Request) -> dict[str, Any]:
-        call = wire.read_call(wire.ScheduleCall, request.data)
-        correlation = None if call.correlation_id is None else CorrelationId(call.correlation_id)
-        return _told(
-            await self._calls.schedule(
-                _tenant(request),
-                ServiceCallId(call.service_call_id),
-                call.due_at,
-                correlation,
-                codec.read_trace(request.headers),
+    async def _respond(self, waiting: _Waiting, answer: dict[str, Any]) -> str:
+        body = wire.write_json(answer)
+        if self._client is not None and len(body) > self._client.max_payload:
+            raise ServiceError(
+                "500",
+                f"the answer has {len(body)} bytes, more than the broker lets pass "
+                f"(max_payload is {self._client.max_payload})",
             )
-        )
+        told = await self._say(waiting, body)
+        self._notes.works(_now_s())
+        return str(answer.get("outcome", "ok")) if told else "lost"
 
-    async def _cancel(self, request: Request) -> dict[str, Any]:
-        call = wire.read_call(wire.GetCall, request.data)
-        return _told(await self._calls.cancel(_tenant(request), ServiceCallId(call.service_call_id)))
+    async def _say(self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None = None) -> bool:
+        if self._client is None:
+            return False
+        try:
+            await self._client.publish(waiting.reply, body, headers=headers)
+        except (NatsError, OSError):
+            return False  # The caller, or the broker, is gone.
+        return True
 
-    async def _accept(self, _: Request) -> dict[str, Any]:
-        return {"acceptedStepSeconds": await self._calls.accept_clock_step()}
 
-    async def _status(self, _: Request) -> dict[str, Any]:
-        return await self._calls.status()
+def _endpoints(subjects: codec.Subjects) -> list[_Endpoint]:
+    api = partial(subjects.api, "*")
+    return [
+        _Endpoint("get", api("get"), handlers.get, wire.GetCall, wire.GetAnswer),
+        _Endpoint("list", api("list"), handlers.list_timers, wire.ListCall, wire.ListAnswer),
+        _Endpoint("schedule", api("schedule"), handlers.schedule, wire.ScheduleCall, wire.ScheduleAnswer),
+        _Endpoint("cancel", api("cancel"), handlers.cancel, wire.GetCall, wire.CancelAnswer),
+        _Endpoint(
+            "status", subjects.status, handlers.status, wire.NoRequest, wire.StatusAnswer, of_tenants=False
+        ),
+        _Endpoint(
+            "clock-accept",
+            subjects.clock_accept,
+            handlers.accept_clock_step,
+            wire.NoRequest,
+            wire.ClockAnswer,
+            of_tenants=False,
+        ),
+    ]
 
 
-def _tenant(request: Request) -> TenantId:
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _tenant(subject: str) -> TenantId:
     """Return the tenant of the subject, the only one that counts."""
-    tenant = request.subject.rsplit(".", 2)[-2]
+    tenant = subject.rsplit(".", 2)[-2]
     if not wire.is_tenant_id(tenant):
         raise wire.WireError("invalid", f"subject: the tenant must be {wire.TENANT_RULE}")
     return TenantId(tenant)
-
-
-async def _refuse(request: Request, code: str, description: str) -> None:
-    try:
-        await request.respond_error(code, description.replace("\n", " "))
-    except (NatsError, OSError):
-        pass  # The caller, or the broker, is gone.
-
-
-def _told(answer: CallAnswer) -> dict[str, Any]:
-    # To be cancelled already is what the caller asked for.
-    outcome = Outcome.CANCELLED if answer.outcome is Outcome.ALREADY_CANCELLED else answer.outcome
-    return {"outcome": outcome.value, "timer": codec.timer_fields(answer.timer)}

@@ -113,6 +113,8 @@ class NatsEventBus:
             try:
                 yield
             finally:
+                if self._api is not None:
+                    await self._api.stop()
                 await self._give_back()
                 # A flag as well, because nats-py swallows a cancellation now and then.
                 self._stopping = True

@@ -97,6 +97,10 @@ class TolerantClient(Client):
         """Call back where a message is read, not later from a queue; the callback must not wait for long."""
         self._at_once[subscription._id] = subscription._cb  # noqa: SLF001 - its only names
 
+    async def send_no_more(self, subscription: Subscription) -> None:
+        """Tell the broker to send no more; what it has sent already is still delivered."""
+        await self._send_unsubscribe(subscription._id)  # noqa: SLF001 - its only name
+
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
     ) -> None:

@@ -39,6 +39,7 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
+    Applied,
     Claim,
     HeldBack,
     StoreCounts,
@@ -84,11 +85,10 @@ JOIN unnest($1::text[], $2::text[]) AS wanted(tenant_id, service_call_id)
 # The same, ours until the commit. In the order of the key: two batches never wait for each other in a ring.
 _LOCK: Final = f"{_LOAD} ORDER BY tenant_id, service_call_id FOR UPDATE OF timer_schedules"
 
-# For a call, which does not wait for a timer that is being fired. The clock is read once the lock is held.
-_LOCK_FOR_CALL: Final = f"""
-WITH locked AS MATERIALIZED (
-  SELECT {rows.COLUMNS} FROM timer_schedules
-  WHERE tenant_id = $1 AND service_call_id = $2 FOR UPDATE NOWAIT)
+# For requests, which pass over a timer that is being fired instead of waiting. The clock is read once the
+# lock is held.
+_LOCK_FOR_REQUESTS: Final = f"""
+WITH locked AS MATERIALIZED ({_LOAD} FOR UPDATE OF timer_schedules SKIP LOCKED)
 SELECT {rows.COLUMNS}, pg_try_advisory_xact_lock({FIRING}), {_CLOCK} FROM locked
 """  # noqa: S608
 
@@ -187,36 +187,31 @@ class PostgresTimerStore:
         if not commands:
             return []
         batch = _Batch(commands, now)
-        if commands[0].is_call:
-            await self._apply_call(batch, commands[0])
-        else:
-            await self._apply_batch(batch)
+        await self._apply_batch(batch)
         if batch.nearest is not None:
             self._hints.announce(batch.nearest)
         return batch.outcomes
 
-    async def _apply_call(self, batch: "_Batch", command: Command) -> None:
-        key = (command.tenant_id, command.service_call_id)
+    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+        """Insert what is new; of the rest, change what nobody holds."""
+        if not requests:
+            return []
+        batch = _Batch(requests, now)
+        timers: dict[TimerKey, Timer] = {}
         try:
             async with self._answers.transaction() as connection:
-                for _ in range(APPLY_TRIES):
-                    if await _insert(connection, batch, {key}):
-                        return
-                    row = await connection.fetchrow(_LOCK_FOR_CALL, *key)
-                    if row is not None:
-                        if not row[-2]:
-                            batch.outcomes[:] = [Outcome.DUE]
-                            return
-                        # Whoever claimed this timer before did so by the database's clock or an earlier one.
-                        batch.now = max(batch.now, row[-1])
-                        await _save(connection, batch, [rows.timer(row)])
-                        return
+                timers = await _answer(connection, batch)
         except StoreBusy as error:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
                 raise
-            batch.outcomes[:] = [Outcome.DUE]  # It is being fired, or about to change.
-        else:
-            raise StoreBusy("the timer came and went too often")
+        batch.refuse(batch.commands.keys() - timers.keys())
+        if batch.nearest is not None:
+            self._hints.announce(batch.nearest)
+        keys = [(request.tenant_id, request.service_call_id) for request in requests]
+        return [
+            Applied(outcome, None if outcome is Outcome.DUE else timers[key])
+            for key, outcome in zip(keys, batch.outcomes, strict=True)
+        ]
 
     async def _apply_batch(self, batch: "_Batch") -> None:
         async with self._work.transaction() as connection:
@@ -363,6 +358,12 @@ class _Batch:
         assert after is not None
         return after
 
+    def refuse(self, keys: Iterable[TimerKey]) -> None:
+        """Say of the requests for these timers that they are being fired."""
+        for key in keys:
+            for index, _ in self.commands[key]:
+                self.outcomes[index] = Outcome.DUE
+
     @property
     def nearest(self) -> datetime | None:
         """The earliest due time that was set."""
@@ -386,6 +387,24 @@ async def _insert(connection: Connection, batch: _Batch, keys: Iterable[TimerKey
     timers = [batch.first(key) for key in sorted(keys)]
     inserted = await connection.fetch(_INSERT, *rows.columns(timers))
     return {(row[0], row[1]) for row in inserted}
+
+
+async def _answer(connection: Connection, batch: _Batch) -> dict[TimerKey, Timer]:
+    """Apply requests to all timers that nobody else holds; return these as they are now."""
+    first = {key: batch.first(key) for key in sorted(batch.commands)}
+    inserted = await connection.fetch(_INSERT, *rows.columns(first.values()))
+    timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
+    if there := first.keys() - timers.keys():
+        found = await connection.fetch(_LOCK_FOR_REQUESTS, *rows.transposed(there, 2))
+        # Whoever claimed a timer before did so by the database's clock or an earlier one.
+        batch.now = max(batch.now, *(row[-1] for row in found)) if found else batch.now
+        before = [rows.timer(row) for row in found if row[-2]]
+        after = [batch.apply(timer) for timer in before]
+        changed = [new for old, new in zip(before, after, strict=True) if new is not old]
+        if changed:
+            await connection.execute(_UPDATE, *rows.columns(changed))
+        timers |= {_key(timer): timer for timer in after}
+    return timers
 
 
 async def _save(connection: Connection, batch: _Batch, locked: Sequence[Timer]) -> set[TimerKey]:

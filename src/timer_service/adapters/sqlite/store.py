@@ -43,6 +43,7 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
+    Applied,
     Claim,
     HeldBack,
     StoreCounts,
@@ -165,19 +166,28 @@ class SqliteTimerStore:
         """Due, but left out of a claim because of a call: no other call may hold them up again."""
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
-        """Apply the domain's rules; a timer that is being fired is not open to calls, nor the reverse."""
-        called = {(c.tenant_id, c.service_call_id) for c in commands if c.is_call}
-        if called & (self._claimed | self._wanted):
-            return [Outcome.DUE for _ in commands]
-        self._called_lately |= called
-        self._calling.update(called)
-        try:
-            return await self._apply(commands, now)
-        finally:
-            self._calling.subtract(called)
-            self._calling = +self._calling  # Entries of zero would stay for ever.
+        """Apply the domain's rules in order."""
+        outcomes, _ = await self._apply(commands, now)
+        return outcomes
 
-    async def _apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+        """Apply the domain's rules; a timer that is being fired is not open to requests, nor the reverse."""
+        closed = self._claimed | self._wanted
+        requested = {(r.tenant_id, r.service_call_id): r for r in requests}
+        requested = {key: request for key, request in requested.items() if key not in closed}
+        self._called_lately |= requested.keys()
+        self._calling.update(requested.keys())
+        try:
+            outcomes, timers = await self._apply(list(requested.values()), now) if requested else ([], {})
+        finally:
+            self._calling.subtract(requested.keys())
+            self._calling = +self._calling  # Entries of zero would stay for ever.
+        applied = dict(zip(requested, outcomes, strict=True))
+        return [_applied(applied, timers, (r.tenant_id, r.service_call_id)) for r in requests]
+
+    async def _apply(
+        self, commands: Sequence[Command], now: datetime
+    ) -> tuple[list[Outcome], dict[TimerKey, Timer]]:
         """Load the rows concerned, apply the rules in order, save what changed."""
         outcomes: list[Outcome] = []
         async with self._transaction() as changes:
@@ -193,7 +203,7 @@ class SqliteTimerStore:
                 outcomes.append(outcome)
             if changed:
                 await self._writer.execute(_SAVE, (json.dumps([_row(timer) for timer in changed.values()]),))
-        return outcomes
+        return outcomes, timers
 
     @asynccontextmanager
     async def claim_due(
@@ -334,6 +344,11 @@ class _SqliteClaim:
         marked = await self._store.mark_reached(events)
         self.marked += marked
         return marked
+
+
+def _applied(outcomes: dict[TimerKey, Outcome], timers: dict[TimerKey, Timer], key: TimerKey) -> Applied:
+    outcome = outcomes.get(key, Outcome.DUE)
+    return Applied(outcome, None if outcome is Outcome.DUE else timers[key])
 
 
 def _is_pending(timer: Timer | None) -> bool:

@@ -1,0 +1,57 @@
+"""What a caller is told where there is no answer; details of the service stay in its log."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from nats.errors import Error as NatsError
+from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
+
+from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+
+RETRY_HEADER: Final = "Retry-After"
+MAX_UNSENT: Final = 10_000
+
+TOO_MANY: Final = "too many requests of this tenant: try again after the seconds in Retry-After"
+BUSY: Final = "try again: the service has too many requests in hand"
+STOPPING: Final = "try again: the service is stopping"
+
+
+def error_headers(code: str, text: str, retry_after_s: float = 0.0) -> dict[str, str]:
+    """Return the headers of an error, as every NATS micro service sends them."""
+    # Neither line break nor what is not ASCII: a header has no escape for either.
+    printable = text.encode("ascii", "backslashreplace").decode().replace("\r", " ").replace("\n", " ")
+    headers = {ERROR_CODE_HEADER: code, ERROR_HEADER: printable}
+    if retry_after_s:
+        headers[RETRY_HEADER] = str(max(1, math.ceil(retry_after_s)))
+    return headers
+
+
+class Refusals:
+    """Errors that are told at once, many in one piece, so that a flood of them costs little."""
+
+    def __init__(self) -> None:
+        self._unsent: list[Outgoing] = []
+        self._arrived = asyncio.Event()
+
+    def tell(self, reply: str, headers: dict[str, str]) -> None:
+        """Send an error with the next ones at hand; beyond all bounds it is dropped."""
+        if len(self._unsent) < MAX_UNSENT:
+            self._unsent.append(Outgoing(reply, b"", headers))
+            self._arrived.set()
+
+    async def keep_sending(self, client: Callable[[], TolerantClient | None]) -> None:
+        """Send whatever comes in, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            await self.flush(client())
+
+    async def flush(self, client: TolerantClient | None) -> None:
+        """Send what has not been sent."""
+        unsent, self._unsent = self._unsent, []
+        self._arrived.clear()
+        if unsent and client is not None:
+            with suppress(NatsError, OSError):  # The caller, or the broker, is gone.
+                await client.publish_all(unsent)

@@ -1,0 +1,102 @@
+"""Carry out commands whose senders wait for the answer, those at hand together."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from timer_service.domain.errors import CriticalError, TimerFiring, TimerOvertaken, TransientError
+from timer_service.domain.messages import Command
+from timer_service.domain.timer import Outcome
+from timer_service.ports.clock import Clock
+from timer_service.ports.event_bus import EventBus
+from timer_service.ports.timer_calls import CallAnswer
+from timer_service.ports.timer_store import Applied, TimerKey, TimerStore
+
+TRIES: Final = 50
+PAUSE_S: Final = 0.04
+"""Together two seconds: so long a request waits for a timer that is being fired."""
+MAX_GROUP: Final = 128
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: Command
+    result: Applied | Exception | None = None
+
+    @property
+    def key(self) -> TimerKey:
+        return self.request.tenant_id, self.request.service_call_id
+
+
+class RequestDesk:
+    """Answers requests; while one group is in the store, the next one gathers."""
+
+    def __init__(self, *, store: TimerStore, bus: EventBus, clock: Clock) -> None:
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._waiting: list[_Waiting] = []
+        self._turn = asyncio.Lock()
+
+    async def answer(self, request: Command) -> CallAnswer:
+        """Apply one request as if it were the newest command in the stream, and say what it did.
+
+        A timer that is due belongs to the worker: its event may be out already, confirmed or not. The request
+        waits until that is known, so that `cancelled` is never said of a timer that fired.
+        """
+        outcome = Outcome.DUE
+        for attempt in range(TRIES):
+            applied = await self._join(request)
+            outcome = applied.outcome
+            if applied.timer is not None and outcome is not Outcome.SUPERSEDED:
+                return CallAnswer(outcome, applied.timer)
+            # Superseded by a command that came in since: that one was first, so the next try is newer.
+            if outcome is Outcome.DUE or attempt:
+                await self._clock.wait(PAUSE_S, asyncio.Event())
+        unsettled = TimerFiring if outcome is Outcome.DUE else TimerOvertaken
+        raise unsettled(unsettled.public)
+
+    async def _join(self, request: Command) -> Applied:
+        """Wait for the group before, then work on the next one, unless somebody has done so."""
+        mine = _Waiting(request)
+        self._waiting.append(mine)
+        try:
+            async with self._turn:
+                if mine.result is None:
+                    await self._work(self._next_group())
+        except asyncio.CancelledError:
+            self._waiting = [waiting for waiting in self._waiting if waiting is not mine]
+            raise
+        assert mine.result is not None
+        if isinstance(mine.result, Exception):
+            raise mine.result
+        return mine.result
+
+    def _next_group(self) -> list[_Waiting]:
+        """Return who waits, oldest first; one for each timer, so that each answer shows a committed state."""
+        group: dict[TimerKey, _Waiting] = {}
+        for waiting in self._waiting:
+            if len(group) == MAX_GROUP:
+                break
+            group.setdefault(waiting.key, waiting)
+        return list(group.values())
+
+    async def _work(self, group: Sequence[_Waiting]) -> None:
+        results: Sequence[Applied | Exception]
+        try:
+            position = await self._bus.last_position()
+            requests = [replace(waiting.request, position=position) for waiting in group]
+            results = await self._store.answer(requests, self._clock.now())
+        except (TransientError, CriticalError) as error:
+            results = [error] * len(group)
+        except Exception as error:
+            if len(group) > 1:
+                # One of them is at fault: the others have nothing to do with it.
+                for waiting in group:
+                    await self._work([waiting])
+                return
+            results = [error]
+        for waiting, result in zip(group, results, strict=True):
+            waiting.result = result
+        self._waiting = [waiting for waiting in self._waiting if waiting.result is None]

@@ -1,0 +1,324 @@
+"""The API on a real broker: who is let in, in which order, and what becomes of the rest."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from structlog.testing import capture_logs
+
+from tests.support.broker import NatsServer
+from tests.support.timers import scheduled_timer
+from timer_service.adapters.codec import Subjects
+from timer_service.adapters.nats.api import TimerApi
+from timer_service.adapters.nats.tolerant_client import TolerantClient
+from timer_service.client import TimerClient
+from timer_service.domain.admission import MAX_UNDER_WAY, MAX_UNDER_WAY_OF_TENANT, RateLimit
+from timer_service.domain.errors import RequestRefused, StoreBusy, StoreFailed
+from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, Trace
+from timer_service.domain.timer import Outcome, Timer
+from timer_service.ports.timer_calls import CallAnswer
+from timer_service.ports.timer_store import TimerQuery
+
+WAIT_S = 20
+
+
+@dataclass(slots=True)
+class FakeCalls:
+    """Answers as a test wants it, and counts who is being served."""
+
+    instance: str = "here-1"
+    rate_limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    error: Callable[[], Exception | None] = lambda: None
+    timers: list[Timer] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
+        self.served.append(tenant_id)
+        await self.open.wait()
+        if (error := self.error()) is not None:
+            raise error
+        return scheduled_timer(service_call_id)
+
+    async def list_timers(self, query: TimerQuery) -> list[Timer]:
+        after = "" if query.after is None else query.after[1]
+        return [timer for timer in self.timers if timer.service_call_id > after][: query.limit]
+
+    async def schedule(
+        self,
+        tenant_id: TenantId,
+        service_call_id: ServiceCallId,
+        due_at: datetime,
+        correlation_id: CorrelationId | None,
+        trace: Trace | None,
+    ) -> CallAnswer:
+        return CallAnswer(Outcome.SCHEDULED, scheduled_timer(service_call_id))
+
+    async def cancel(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> CallAnswer:
+        return CallAnswer(Outcome.NOT_FOUND, scheduled_timer(service_call_id))
+
+    async def status(self) -> dict[str, Any]:
+        return {"instance": self.instance}
+
+    async def accept_clock_step(self) -> float:
+        return 0.0
+
+    def called(self, endpoint: str, outcome: str, seconds: float) -> None:
+        self.outcomes[outcome] += 1
+
+
+class Line:
+    """An API that serves, and a tenant who calls."""
+
+    def __init__(self, api: TimerApi, calls: FakeCalls, client: Client, served_by: TolerantClient) -> None:
+        self.api = api
+        self.calls = calls
+        self.client = client
+        self.served_by = served_by
+        self.prefix = ""
+
+    async def ask(self, endpoint: str = "get", tenant: str = "acme", **request: Any) -> Msg:
+        body = json.dumps(request or {"serviceCallId": "order-1"}).encode()
+        return await self.client.request(f"{self.prefix}.api.{tenant}.{endpoint}", body, timeout=WAIT_S)
+
+    def asking(self, count: int, tenant: str = "acme") -> "list[asyncio.Task[Msg]]":
+        return [asyncio.create_task(self.ask(tenant=tenant)) for _ in range(count)]
+
+    async def until_served(self, count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.calls.served) < count:
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(broker: NatsServer, prefix: str, calls: FakeCalls | None = None) -> AsyncIterator[Line]:
+    calls = calls or FakeCalls()
+    client, served_by = await nats.connect(broker.url), TolerantClient()
+    await served_by.connect(servers=[broker.url])
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            api = TimerApi(calls, Subjects(prefix), tasks)
+            await api.serve(served_by)
+            await served_by.flush()
+            await served_by.flush()
+            line = Line(api, calls, client, served_by)
+            line.prefix = prefix
+            try:
+                yield line
+            finally:
+                calls.open.set()
+                await api.stop()
+    finally:
+        await client.close()
+        await served_by.close()
+
+
+@pytest.fixture
+async def line(shared_broker: NatsServer, prefix: str) -> AsyncIterator[Line]:
+    async with serving(shared_broker, prefix) as opened:
+        yield opened
+
+
+def code(answer: Msg) -> str:
+    return (answer.headers or {}).get("Nats-Service-Error-Code", "ok")
+
+
+async def test_places_are_given_back_whatever_the_answer_was(line: Line) -> None:
+    errors = [None, StoreBusy("locked"), ValueError("a bug"), RequestRefused("no such value")]
+    line.calls.open.set()
+    line.calls.error = lambda: errors[len(line.calls.served) % len(errors)]
+
+    answers = [code(await task) for task in line.asking(3 * MAX_UNDER_WAY)]
+
+    assert Counter(answers) == {"ok": 96, "503": 96, "500": 96, "400": 96}
+
+
+async def test_replies_go_to_inboxes_only(line: Line, prefix: str) -> None:
+    line.calls.open.set()
+    elsewhere = await line.client.subscribe(f"{prefix}.commands.>")
+    with capture_logs() as logs:
+        for _ in range(10):
+            await line.client.publish(
+                f"{prefix}.api.acme.get",
+                b'{"serviceCallId": "a"}',
+                reply=f"{prefix}.commands.globex.ScheduleTimer",
+            )
+        await line.ask()
+
+    assert line.calls.served == ["acme"]
+    assert elsewhere.pending_msgs == 0
+    assert [entry["event"] for entry in logs] == ["call.ignored"]
+
+
+async def test_one_tenant_never_has_all_places_and_another_does_not_wait_behind_it(line: Line) -> None:
+    flood = line.asking(MAX_UNDER_WAY)
+    await line.until_served(MAX_UNDER_WAY_OF_TENANT)
+
+    other = line.asking(1, tenant="globex")
+    await line.until_served(MAX_UNDER_WAY_OF_TENANT + 1)
+
+    assert line.calls.served == ["acme"] * MAX_UNDER_WAY_OF_TENANT + ["globex"]
+    line.calls.open.set()
+    assert {code(await task) for task in flood + other} == {"ok"}
+
+
+async def test_a_tenant_over_its_rate_is_told_when_to_come_again(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    calls = FakeCalls(rate_limit=RateLimit(rate=1, burst=5))
+    calls.open.set()
+    with capture_logs() as logs:
+        async with serving(shared_broker, prefix, calls) as line:
+            answers = [await task for task in line.asking(50)]
+            other = await line.ask(tenant="globex")
+
+    refused = [answer for answer in answers if code(answer) == "429"]
+    assert len(refused) >= 40
+    assert {(answer.headers or {})["Retry-After"] for answer in refused} <= {"1", "2"}
+    assert code(other) == "ok"
+    assert [(e["event"], e["tenant_id"]) for e in logs] == [("requests.limited", "acme")]
+
+
+async def test_a_tenant_with_too_many_waiting_is_refused_at_once(line: Line) -> None:
+    flood = line.asking(1_100)
+    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
+
+    assert {code(task.result()) for task in done} == {"429"}
+    line.calls.open.set()
+    assert Counter([code(await task) for task in flood]) == {"ok": 1_024 + MAX_UNDER_WAY_OF_TENANT, "429": 44}
+
+
+async def test_who_waits_when_the_service_stops_is_told_so_and_who_is_served_is_answered(line: Line) -> None:
+    asked = line.asking(MAX_UNDER_WAY_OF_TENANT + 10)
+    await line.until_served(MAX_UNDER_WAY_OF_TENANT)
+
+    stopping = asyncio.create_task(line.api.stop())
+    late = line.asking(20)
+    await asyncio.sleep(0)
+    line.calls.open.set()
+    await stopping
+
+    assert Counter([code(await task) for task in asked]) == {"ok": MAX_UNDER_WAY_OF_TENANT, "503": 10}
+    told = await asyncio.gather(*late, return_exceptions=True)
+    assert {code(x) if isinstance(x, Msg) else type(x).__name__ for x in told} <= {"503", "NoRespondersError"}
+
+
+async def test_what_is_wrong_inside_is_not_told_outside_and_logged_once(line: Line) -> None:
+    line.calls.open.set()
+    line.calls.error = lambda: StoreBusy("postgresql://db.internal:5432/timers: deadlock")
+    with capture_logs() as logs:
+        answers = [await task for task in line.asking(20)]
+
+    texts = {(answer.headers or {})["Nats-Service-Error"] for answer in answers}
+    assert texts == {"try again: the store is busy"}
+    assert [(entry["event"], entry["detail"]) for entry in logs] == [
+        ("requests.failing", "postgresql://db.internal:5432/timers: deadlock")
+    ]
+
+
+async def test_a_failed_disk_ends_the_process_and_is_told_without_its_path(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    calls = FakeCalls(error=lambda: StoreFailed("/var/lib/timer/timers.db: disk I/O error"))
+    calls.open.set()
+    answers: list[Msg] = []
+
+    async def serve() -> None:
+        async with serving(shared_broker, prefix, calls) as line:
+            asked = line.asking(1)
+            asked[0].add_done_callback(lambda task: answers.append(task.result()))
+            await asyncio.sleep(WAIT_S)
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await serve()
+
+    assert isinstance(failure.value.exceptions[0], StoreFailed)
+    [answer] = answers
+    assert code(answer) == "500"
+    assert "/var" not in (answer.headers or {})["Nats-Service-Error"]
+
+
+async def test_a_page_that_does_not_fit_is_cut_and_leads_on(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = sorted(f"{number:03}{'☃' * 252}" for number in range(100))
+    line.calls.timers = [scheduled_timer(name) for name in names]
+    monkeypatch.setattr(line.served_by, "_max_payload", 16_384)
+
+    found: list[str] = []
+    cursor: dict[str, str] = {}
+    sizes = []
+    while True:
+        answer = await line.ask("list", limit=100, **cursor)
+        assert code(answer) == "ok"
+        sizes.append(len(answer.data))
+        page = json.loads(answer.data)
+        found += [timer["serviceCallId"] for timer in page["timers"]]
+        if "cursor" not in page:
+            break
+        cursor = {"cursor": page["cursor"]}
+
+    assert found == names
+    assert max(sizes) <= 16_384
+    assert len(sizes) > 5
+
+
+async def test_one_timer_that_does_not_fit_is_said_clearly(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.calls.open.set()
+    line.calls.timers = [scheduled_timer("a" * 255)]
+    monkeypatch.setattr(line.served_by, "_max_payload", 256)
+
+    for answer in (await line.ask("list", limit=1), await line.ask("get", serviceCallId="a" * 255)):
+        assert code(answer) == "500"
+        assert "max_payload is 256" in (answer.headers or {})["Nats-Service-Error"]
+
+
+async def test_every_instance_answers_an_operator(shared_broker: NatsServer, prefix: str) -> None:
+    async with (
+        serving(shared_broker, prefix, FakeCalls(instance="a-1")) as line,
+        serving(shared_broker, prefix, FakeCalls(instance="b-2")),
+        serving(shared_broker, prefix, FakeCalls(instance="c-3")),
+        serving(shared_broker, prefix + "-other", FakeCalls(instance="d-4")),
+    ):
+        client = TimerClient(line.client, prefix=prefix)
+
+        assert await client.status() == [{"instance": name} for name in ("a-1", "b-2", "c-3")]
+        assert await client.accept_clock_step() == [
+            {"instance": name, "acceptedStepSeconds": 0} for name in ("a-1", "b-2", "c-3")
+        ]
+
+
+async def test_one_instance_answers_a_tenant(shared_broker: NatsServer, prefix: str) -> None:
+    several = [FakeCalls(instance=name) for name in ("a-1", "b-2", "c-3")]
+    for calls in several:
+        calls.open.set()
+    async with (
+        serving(shared_broker, prefix, several[0]) as line,
+        serving(shared_broker, prefix, several[1]),
+        serving(shared_broker, prefix, several[2]),
+    ):
+        for task in line.asking(60):
+            assert code(await task) == "ok"
+
+    assert sum(len(calls.served) for calls in several) == 60
+
+
+async def test_nobody_there_is_said_at_once(shared_broker: NatsServer, prefix: str) -> None:
+    connection = await nats.connect(shared_broker.url)
+    try:
+        with pytest.raises(nats.errors.NoRespondersError):
+            await TimerClient(connection, prefix=prefix).status()
+    finally:
+        await connection.close()
