@@ -17,6 +17,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
+from timer_service.adapters.nats.complaints import Complaints
 from timer_service.adapters.nats.connecting import Connector, close
 from timer_service.adapters.nats.incoming import Buffer, Incoming, read_incoming
 from timer_service.adapters.nats.letters import LONGEST_DELAY_S, ROOM_FOR_PARKED, Letters
@@ -100,6 +101,7 @@ class NatsEventBus:
         self._api: TimerApi | None = None
         self._told: str | None = None
         self._complaint: str | None = None
+        self._complaints = Complaints()
         self._streams = StreamWatch()
 
     @asynccontextmanager
@@ -298,6 +300,7 @@ class NatsEventBus:
                     if is_missing:
                         raise
             await self._pause(WATCH_INTERVAL_S)
+            self._complaints.look()
             if self._pull is not None and not self._session_over.is_set():
                 # A client can look connected on a dead socket: only an answer proves it alive.
                 await client.flush(timeout=ANSWER_TIMEOUT_S)
@@ -350,7 +353,7 @@ class NatsEventBus:
         if self._connector.is_connecting:
             return  # keep_session tells of it.
         self._complaint = _reason(error)
-        log.warning("broker.error", detail=self._complaint)
+        self._complaints.note(error)
         if self._publisher is not None:
             self._publisher.error_reported(error)
 

@@ -1,0 +1,55 @@
+"""A flood of errors is not a flood of lines."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from nats.errors import Error, SlowConsumerError
+
+from timer_service.adapters.nats import complaints
+from timer_service.adapters.nats.complaints import MOST_KINDS, OTHERS, Complaints
+
+
+def dropped(subject: str) -> SlowConsumerError:
+    subscription: Any = SimpleNamespace(subject="timer.api.*.get")
+    return SlowConsumerError(subject=subject, reply="_INBOX.1", sid=1, sub=subscription)
+
+
+async def test_dropped_messages_are_said_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Complaints()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10_000):
+            told.note(dropped(f"timer.api.tenant-{number}.get"))
+        told.look()
+        monkeypatch.setattr(complaints, "QUIET_S", 0.0)
+        told.look()
+
+    detail = "more messages come on timer.api.*.get than are worked on: some are dropped"
+    assert logs == [
+        {"event": "broker.error", "log_level": "warning", "detail": detail},
+        {"event": "broker.error_passed", "log_level": "info", "detail": detail, "times": 10_000},
+    ]
+
+
+async def test_what_is_over_and_begins_again_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complaints, "QUIET_S", 0.0)
+    told = Complaints()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            told.note(Error("nats: maximum connections exceeded"))
+            told.look()
+            await asyncio.sleep(0)
+
+    assert [line["event"] for line in logs] == ["broker.error"] * 3
+
+
+async def test_many_kinds_of_errors_have_a_bound() -> None:
+    told = Complaints()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10 * MOST_KINDS):
+            told.note(Error(f'nats: permissions violation for publish to "timer.events.{number}"'))
+
+    assert len(logs) == MOST_KINDS + 1
+    assert logs[-1]["detail"] == OTHERS
