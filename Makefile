@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster check format bench simulate crashes torture peace kills fuzz coverage clean
+.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz coverage clean
 
 help:  ## Show what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,10 +23,14 @@ run: install  ## Run the service with a broker of its own
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster and not clients"
+	@echo "Not run: several instances (make test-cluster), the TypeScript program (make test-clients: needs node and npm)"
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
+
+test-clients: install  ## Run the TypeScript program of the documents; needs node and npm
+	$(BIN)/pytest -m clients
 
 check: install  ## Check style, types and who imports whom
 	$(BIN)/ruff check .

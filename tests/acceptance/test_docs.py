@@ -1,5 +1,6 @@
 """What docs/messages.md and README.md show is what the service does."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -8,8 +9,8 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,25 @@ import nats
 import pytest
 
 from tests.support.broker import NatsServer
+from tests.support.calls import call
 from tests.support.documents import code_words, marked_blocks, read, table
 from tests.support.messages import encode, iso, parse, with_payload
 from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.world import World
+from timer_service.client import TimerClient
 
 MESSAGES = "docs/messages.md"
 LONG_BODY = b"x" * 65_537
 """What the document says was sent where it shortens the body."""
-SERVICE_USER = {"broker_user": "timer-service", "broker_password": "change-me-1"}
-ACME_USER = {"user": "acme", "password": "change-me-2", "inbox_prefix": "_INBOX_acme"}
+SERVICE_USER = {
+    "broker_user": "timer-service",
+    "broker_password": "change-me-1",
+    "broker_inbox_prefix": "_INBOX.timer-service",
+}
+OPERATOR = {"user": "timer-service", "password": "change-me-1", "inbox_prefix": "_INBOX.timer-service"}
+"""The page has no operator; the service has rights enough to look at the streams."""
+ACME_USER = {"user": "acme", "password": "change-me-2", "inbox_prefix": "_INBOX.acme"}
 
 
 @pytest.fixture
@@ -123,16 +132,45 @@ async def test_each_time_becomes_what_the_table_says(world: World) -> None:
     assert {calls[_number(json.loads(letter["body"]))] for letter in letters} == set(rows) - set(kept)
 
 
-async def test_the_python_program_schedules_a_timer_and_handles_its_event(world: World) -> None:
-    world.service().start_ready()
+async def test_the_python_program_schedules_a_timer_and_handles_its_event(guarded_world: World) -> None:
+    guarded_world.service(**SERVICE_USER).start_ready()
 
-    output = _run_snippet("snippet: python", world)
+    output = _run_snippet("snippet: python", guarded_world)
 
     assert output == "order-42 is due\n"
 
 
-async def test_the_client_snippet_schedules_and_cancels(world: World) -> None:
-    world.service().start_ready()
+async def test_the_faststream_program_handles_an_event_and_leaves_the_stream_as_it_was(
+    guarded_world: World,
+) -> None:
+    guarded_world.service(**SERVICE_USER).start_ready()
+    await _connect(guarded_world, **OPERATOR)
+    before = (await guarded_world.jetstream.stream_info("TIMER_EVENTS")).config
+
+    with _running_snippet("snippet: faststream", guarded_world) as program:
+        first = await asyncio.to_thread(_first_about, "order-42", program)
+        await _until_acknowledged(guarded_world, "TIMER_EVENTS", "acme-billing")
+
+    assert first == "order-42 is due\n"
+    assert (await guarded_world.jetstream.stream_info("TIMER_EVENTS")).config == before
+
+
+async def test_a_faststream_handler_that_raises_gets_the_event_again(guarded_world: World) -> None:
+    guarded_world.service(**SERVICE_USER).start_ready()
+    await _connect(guarded_world, **OPERATOR)
+    good = '    if event["id"] not in seen:\n'
+    failing = '    if not seen:\n        seen.add("tried")\n        raise RuntimeError\n'
+
+    with _running_snippet("snippet: faststream", guarded_world, (good, failing + good)) as program:
+        first = await asyncio.to_thread(_first_about, "order-42", program)
+        await _until_acknowledged(guarded_world, "TIMER_EVENTS", "acme-billing")
+
+    assert first == "order-42 is due\n"
+
+
+async def test_the_client_snippet_schedules_and_cancels(guarded_world: World) -> None:
+    world = guarded_world
+    world.service(**SERVICE_USER).start_ready()
 
     output = _run_snippet("snippet: client", world)
     row = await world.wait_for_row("acme", "order-43", state="Cancelled")
@@ -157,18 +195,79 @@ async def test_the_permissions_let_a_tenant_do_its_own_work(guarded_world: World
     assert service.events("broker.error") == []
 
 
+async def test_the_permissions_let_a_tenant_use_all_that_is_its_own(guarded_world: World) -> None:
+    """What the documents offer: commands, the API, and a durable consumer of events and of dead letters."""
+    service = guarded_world.service(**SERVICE_USER).start_ready()
+    errors = await _connect(guarded_world, **ACME_USER)
+    timers = TimerClient(guarded_world.client)
+
+    await timers.schedule("acme", "order-1", datetime.now(UTC))
+    await timers.schedule("acme", "order-2", datetime(9999, 1, 1, tzinfo=UTC))
+    await timers.cancel("acme", "order-2")
+    await guarded_world.send_raw("timer.commands.acme.Other", b"{}")
+    due = {"serviceCallId": "order-3", "dueAt": "9999-01-01T00:00:00Z"}
+    scheduled = await call(guarded_world, "schedule", **due)
+    got = await call(guarded_world, "get", serviceCallId="order-3")
+    listed = await call(guarded_world, "list", state="Scheduled")
+    cancelled = await call(guarded_world, "cancel", serviceCallId="order-3")
+    event = await _next(guarded_world, "TIMER_EVENTS", "acme-billing", "timer.events.acme.>")
+    letter = await _next(guarded_world, "TIMER_DEADLETTER", "acme-letters", "timer.deadletter.acme")
+
+    assert event["payload"]["serviceCallId"] == "order-1"
+    assert letter["reason"] == "unknown_type"
+    assert (scheduled["outcome"], cancelled["outcome"]) == ("scheduled", "cancelled")
+    assert got["timer"] in listed["timers"]
+    assert (errors, service.events("broker.error")) == ([], [])
+
+
+@pytest.mark.parametrize("prefix", ["_INBOX.acme.nuid", "_INBOX.acme.nuid.1"])
+async def test_the_permissions_grant_what_the_javascript_client_sends(
+    guarded_world: World, prefix: str
+) -> None:
+    """The subjects that nats.js 3.4 used for the program that is shown, as the broker's trace had them."""
+    guarded_world.service(**SERVICE_USER).start_ready()
+    errors = await _connect(guarded_world, **ACME_USER)
+    consumer = "TIMER_EVENTS.acme-billing"
+    sent = [
+        "timer.commands.acme.ScheduleTimer",
+        f"$JS.API.CONSUMER.CREATE.{consumer}.timer.events.acme.DueTimeReached",
+        f"$JS.API.CONSUMER.INFO.{consumer}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{consumer}",
+        f"$JS.ACK.{consumer}.1.1.1.1794846315247030527.0",
+    ]
+
+    await guarded_world.client.subscribe(f"{prefix}.*")
+    for subject in sent:
+        await guarded_world.client.publish(subject, b"{}", reply=f"{prefix}.answer")
+    await guarded_world.client.flush()
+    await guarded_world.client.flush()
+
+    assert errors == []
+
+
 async def test_the_permissions_keep_a_tenant_from_everything_else(guarded_world: World) -> None:
     guarded_world.service(**SERVICE_USER).start_ready()
     errors = await _connect(guarded_world, **ACME_USER)
     create = "$JS.API.CONSUMER.CREATE.TIMER_EVENTS.acme-billing"
     unpublishable = [
         "timer.commands.globex.ScheduleTimer",
+        "timer.api.globex.get",
         "timer.events.acme.DueTimeReached",
         f"{create}.timer.events.globex.DueTimeReached",
+        "$JS.API.CONSUMER.CREATE.TIMER_DEADLETTER.acme-letters.timer.deadletter.globex",
+        "$JS.API.CONSUMER.CREATE.TIMER_DEADLETTER.acme-letters.timer.deadletter.>",
+        "$JS.API.CONSUMER.MSG.NEXT.TIMER_DEADLETTER.globex-letters",
+        "$JS.API.STREAM.UPDATE.TIMER_EVENTS",
         "$JS.API.CONSUMER.DURABLE.CREATE.TIMER_EVENTS.acme-billing",
         "$JS.API.STREAM.DELETE.TIMER_EVENTS",
     ]
-    unreadable = ["timer.events.globex.>", "timer.events.>", "timer.commands.>", "_INBOX.>"]
+    unreadable = [
+        "timer.events.globex.>",
+        "timer.events.>",
+        "timer.commands.>",
+        "_INBOX.>",
+        "timer.deadletter.*",
+    ]
 
     for subject in unpublishable:
         await guarded_world.client.publish(subject, b"{}")
@@ -296,6 +395,52 @@ async def _connect(world: World, **options: Any) -> list[str]:
 
 def _number(envelope: dict[str, Any]) -> int:
     return int(envelope["payload"]["serviceCallId"].removeprefix("call-"))
+
+
+async def _next(world: World, stream: str, consumer: str, subject: str) -> dict[str, Any]:
+    """Create a durable consumer, as any client does, and return the next message, acknowledged."""
+    subscription = await world.jetstream.pull_subscribe(subject, durable=consumer, stream=stream)
+    [message] = await subscription.fetch(1, timeout=PATIENCE_S)
+    await message.ack_sync()
+    found: dict[str, Any] = json.loads(message.data)
+    return found
+
+
+async def _until_acknowledged(world: World, stream: str, consumer: str) -> None:
+    async def acknowledged() -> bool:
+        info = await world.jetstream.consumer_info(stream, consumer)
+        return info.ack_floor is not None and info.ack_floor.stream_seq == 1
+
+    await world.until(acknowledged, "the event to be acknowledged")
+
+
+@contextmanager
+def _running_snippet(
+    marker: str, world: World, change: tuple[str, str] = ("", "")
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run a program of the document that goes on until it is told to end."""
+    text = marked_blocks(MESSAGES)[marker]
+    assert change[0] in text
+    program = world.folder / "program.py"
+    program.write_text(text.replace(*change) if change[0] else text)
+    process = subprocess.Popen(
+        [sys.executable, str(program)],
+        env={**os.environ, "NATS_URL": world.broker.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def _first_about(word: str, program: "subprocess.Popen[str]") -> str:
+    """Return the first line about something; FastStream logs to the same place."""
+    assert program.stdout is not None
+    return next((line for line in program.stdout if line.startswith(word)), "")
 
 
 def _run_snippet(marker: str, world: World) -> str:

@@ -126,21 +126,31 @@ class Site:
         """Create the tenants' consumers, as the operator does where each tenant has an account."""
         async with self.user("operator") as operator:
             for tenant, consumer in CONSUMERS.items():
-                await operator.connection.jetstream().add_consumer(
-                    "TIMER_EVENTS",
-                    ConsumerConfig(
-                        durable_name=consumer,
-                        filter_subject=f"timer.events.{tenant}.DueTimeReached",
-                        ack_policy=AckPolicy.EXPLICIT,
-                    ),
-                )
+                for stream, name, subject in (
+                    ("TIMER_EVENTS", consumer, f"timer.events.{tenant}.>"),
+                    ("TIMER_DEADLETTER", f"{tenant}-letters", f"timer.deadletter.{tenant}"),
+                ):
+                    await operator.connection.jetstream().add_consumer(
+                        stream,
+                        ConsumerConfig(
+                            name=name,
+                            durable_name=name,
+                            filter_subject=subject,
+                            ack_policy=AckPolicy.EXPLICIT,
+                        ),
+                    )
 
     async def next_event(self, tenant: User, name: str) -> dict[str, Any]:
         """Read and acknowledge the next event through the tenant's durable consumer."""
+        return await self._next(tenant, "TIMER_EVENTS", CONSUMERS[name])
+
+    async def next_letter(self, tenant: User, name: str) -> dict[str, Any]:
+        """Read and acknowledge the next dead letter through the tenant's durable consumer."""
+        return await self._next(tenant, "TIMER_DEADLETTER", f"{name}-letters")
+
+    async def _next(self, tenant: User, stream: str, durable: str) -> dict[str, Any]:
         domain = {} if self.one_inbox_each else {"domain": "timer"}
-        consumer = await tenant.connection.jetstream(**domain).pull_subscribe_bind(
-            CONSUMERS[name], "TIMER_EVENTS"
-        )
+        consumer = await tenant.connection.jetstream(**domain).pull_subscribe_bind(durable, stream)
         [message] = await consumer.fetch(1, timeout=PATIENCE_S)
         await message.ack_sync()
         await consumer.unsubscribe()
@@ -260,7 +270,7 @@ async def test_a_tenant_creates_its_consumer_and_reads_its_events(one_account: S
     async with one_account.user(tenant) as user:
         await user.send(tenant, "order-1", LONG_AGO)
         consumer = await user.connection.jetstream().pull_subscribe(
-            f"timer.events.{tenant}.DueTimeReached", durable=CONSUMERS[tenant], stream="TIMER_EVENTS"
+            f"timer.events.{tenant}.>", durable=CONSUMERS[tenant], stream="TIMER_EVENTS"
         )
         [message] = await consumer.fetch(1, timeout=PATIENCE_S)
         await message.ack_sync()
@@ -268,6 +278,35 @@ async def test_a_tenant_creates_its_consumer_and_reads_its_events(one_account: S
 
     assert message.subject == f"timer.events.{tenant}.DueTimeReached"
     assert forbidden == []
+
+
+async def test_a_tenant_reads_its_dead_letters_through_a_durable_consumer(
+    open_site: Callable[..., Site],
+) -> None:
+    site = open_site(ONE_ACCOUNT)
+    async with site.user("globex") as globex, site.user("acme") as acme:
+        await globex.connection.jetstream().publish("timer.commands.globex.CancelTimer", b"globex' own")
+        await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"acme's own")
+        await acme.connection.jetstream().pull_subscribe(
+            "timer.deadletter.acme", durable="acme-letters", stream="TIMER_DEADLETTER"
+        )
+        letter = await site.next_letter(acme, "acme")
+        forbidden = await acme.forbidden()
+
+    assert (letter["body"], forbidden) == ("acme's own", [])
+
+
+async def test_a_tenant_reads_its_dead_letters_from_its_own_account(open_site: Callable[..., Site]) -> None:
+    site = open_site(ACCOUNTS)
+    await site.prepare_consumers()
+    async with site.user("globex") as globex, site.user("acme") as acme:
+        await globex.connection.publish("timer.commands.globex.CancelTimer", b"globex' own")
+        await globex.settle()
+        await acme.connection.publish("timer.commands.acme.CancelTimer", b"acme's own")
+        letter = await site.next_letter(acme, "acme")
+        forbidden = await acme.forbidden()
+
+    assert (letter["body"], forbidden) == ("acme's own", [])
 
 
 async def test_a_tenant_may_publish_nothing_of_anybody_else(one_account: Site) -> None:
@@ -291,6 +330,11 @@ async def test_a_tenant_may_publish_nothing_of_anybody_else(one_account: Site) -
         "$JS.API.CONSUMER.CREATE.TIMER_EVENTS.acme-billing.timer.events.>",
         "$JS.API.CONSUMER.CREATE.TIMER_EVENTS.globex-shipping.timer.events.acme.DueTimeReached",
         "$JS.API.CONSUMER.CREATE.TIMER_COMMANDS.acme-billing.timer.commands.acme.>",
+        "$JS.API.CONSUMER.CREATE.TIMER_DEADLETTER.acme-letters.timer.deadletter.globex",
+        "$JS.API.CONSUMER.CREATE.TIMER_DEADLETTER.acme-letters.timer.deadletter.>",
+        "$JS.API.CONSUMER.CREATE.TIMER_DEADLETTER.globex-letters.timer.deadletter.acme",
+        "$JS.API.CONSUMER.MSG.NEXT.TIMER_DEADLETTER.globex-letters",
+        "$JS.ACK.TIMER_DEADLETTER.globex-letters.1.1.1.1.0",
         "$JS.API.CONSUMER.DELETE.TIMER_EVENTS.globex-shipping",
         "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVENTS.globex-shipping",
         "$JS.API.CONSUMER.MSG.NEXT.TIMER_COMMANDS.timer-service",

@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from tests.support.broker import NatsServer
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import scheduled_timer
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.nats.api import TimerApi
@@ -27,8 +28,6 @@ from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import TimerQuery
-
-WAIT_S = 20
 
 
 @dataclass(slots=True)
@@ -89,13 +88,13 @@ class Line:
 
     async def ask(self, endpoint: str = "get", tenant: str = "acme", **request: Any) -> Msg:
         body = json.dumps(request or {"serviceCallId": "order-1"}).encode()
-        return await self.client.request(f"{self.prefix}.api.{tenant}.{endpoint}", body, timeout=WAIT_S)
+        return await self.client.request(f"{self.prefix}.api.{tenant}.{endpoint}", body, timeout=PATIENCE_S)
 
     def asking(self, count: int, tenant: str = "acme") -> "list[asyncio.Task[Msg]]":
         return [asyncio.create_task(self.ask(tenant=tenant)) for _ in range(count)]
 
     async def until_served(self, count: int) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.calls.served) < count:
                 await asyncio.sleep(0)
 
@@ -191,7 +190,7 @@ async def test_a_tenant_over_its_rate_is_told_when_to_come_again(
 
 async def test_a_tenant_with_too_many_waiting_is_refused_at_once(line: Line) -> None:
     flood = line.asking(1_100)
-    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
+    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
 
     assert {code(task.result()) for task in done} == {"429"}
     line.calls.open.set()
@@ -237,7 +236,7 @@ async def test_a_failed_disk_ends_the_process_and_is_told_without_its_path(
         async with serving(shared_broker, prefix, calls) as line:
             asked = line.asking(1)
             asked[0].add_done_callback(lambda task: answers.append(task.result()))
-            await asyncio.sleep(WAIT_S)
+            await asyncio.sleep(PATIENCE_S)
 
     with pytest.raises(ExceptionGroup) as failure:
         await serve()

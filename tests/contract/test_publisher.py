@@ -9,6 +9,7 @@ import nats
 import pytest
 
 from tests.support.broker import NatsServer
+from tests.support.patience import PATIENCE_S
 from timer_service.adapters.nats import publisher as publisher_module
 from timer_service.adapters.nats.connecting import close
 from timer_service.adapters.nats.publisher import Publisher
@@ -110,7 +111,7 @@ async def test_a_forged_confirmation_is_not_believed(
     await tenant.flush()
 
     publishing = asyncio.ensure_future(publisher.publish([Outgoing(f"{prefix}.1", b"x")]))
-    reply = (await seen.next_msg(timeout=10)).reply
+    reply = (await seen.next_msg(timeout=PATIENCE_S)).reply
     for forged in (b'{"stream":"OTHER", "seq":1}', b"{}", b"+OK", b"", b'["stream"]', b'{"seq":1}'):
         await tenant.publish(reply, forged)
     await tenant.flush()

@@ -25,6 +25,7 @@ VIRTUAL = "simulation"
 ALLOWED = {
     ("test_command_line.py", "async with asyncio.timeout(0.2):"): "tried again, up to PATIENCE_S",
     ("test_errors.py", "arrived.wait(0.01)"): "tried again, up to PATIENCE_S",
+    ("test_streams.py", "ACK_WAIT_S = 17.0"): "a setting of the consumer, compared with what the broker has",
     ("test_event_bus.py", "await asyncio.wait({receiving}, timeout=0.05)"): "expects that nothing comes",
     ("world.py", 'request("$JS.API.INFO", timeout=0.5)'): "tried again, up to PATIENCE_S",
     ("load.py", "self.client.jetstream(timeout=1)"): "the tenant sends again",

@@ -1,0 +1,81 @@
+"""The TypeScript program of docs/messages.md, run with node under the permissions that the page shows."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import NatsServer
+from tests.support.documents import marked_blocks
+from tests.support.patience import PATIENCE_S
+from tests.support.world import World
+
+pytestmark = pytest.mark.clients
+
+MESSAGES = "docs/messages.md"
+PACKAGES = ("@nats-io/transport-node@3.4.0", "@nats-io/jetstream@3.4.0", "typescript@5.9.3")
+TO_JAVASCRIPT = """
+const { readFileSync, writeFileSync } = require("fs");
+const { transpileModule, ModuleKind, ScriptTarget } = require("typescript");
+const compilerOptions = { module: ModuleKind.ESNext, target: ScriptTarget.ES2022 };
+const { outputText } = transpileModule(readFileSync("program.ts", "utf-8"), { compilerOptions });
+writeFileSync("program.mjs", outputText);
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the program, translated, and with the packages that it imports."""
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "program.ts").write_text(marked_blocks(MESSAGES)["snippet: typescript"])
+    (folder / "package.json").write_text("{}")
+    (folder / "translate.cjs").write_text(TO_JAVASCRIPT)
+    _run("npm", "install", "--no-audit", "--no-fund", *PACKAGES, cwd=folder)
+    _run("node", "translate.cjs", cwd=folder)
+    return folder
+
+
+async def test_the_typescript_program_handles_its_event(project: Path, tmp_path: Path) -> None:
+    broker = NatsServer(tmp_path / "broker", marked_blocks(MESSAGES)["example: permissions"]).start()
+    world = World(tmp_path, broker, "timer")
+    try:
+        service = world.service(
+            broker_user="timer-service",
+            broker_password="change-me-1",
+            broker_inbox_prefix="_INBOX.timer-service",
+        )
+        service.start_ready()
+        with _running(project, broker.url) as program:
+            said = await asyncio.to_thread(program.stdout.readline) if program.stdout else ""
+        complaints = service.events("broker.error")
+    finally:
+        await world.close()
+        broker.stop()
+
+    assert (said, complaints) == ("order-42 is due\n", [])
+
+
+@contextmanager
+def _running(folder: Path, url: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        ["node", "program.mjs"],
+        cwd=folder,
+        env={**os.environ, "NATS_URL": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def _run(*command: str, cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
