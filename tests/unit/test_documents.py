@@ -15,6 +15,7 @@ DOCUMENTS = sorted(
     str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 )
 PACKAGE = Path(timer_service.__file__).parent
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 _LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -53,6 +54,37 @@ def test_every_limit_has_the_value_that_the_architecture_gives() -> None:
     assert described == {reference: _value(*reference.split("::")) for reference in described}
 
 
+def test_the_ports_and_their_methods_are_those_of_the_code() -> None:
+    described = {
+        code_words(row["port"])[0]: code_words(row["methods"]) for row in table(ARCHITECTURE, "port")
+    }
+
+    assert described == {
+        f"ports/{path.name}::{node.name}": [each.name for each in node.body if isinstance(each, FUNCTION)]
+        for path in sorted((PACKAGE / "ports").glob("*.py"))
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and "Protocol" in {ast.unparse(base) for base in node.bases}
+    }
+
+
+def test_the_modules_are_those_of_the_tree() -> None:
+    described = [name for row in table(ARCHITECTURE, "module") for name in code_words(row["module"])]
+
+    found = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    found |= {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert sorted(described) == sorted(found)
+
+
+def test_each_module_imports_what_the_table_allows() -> None:
+    for row in table(ARCHITECTURE, "module"):
+        names = [name.removesuffix(".py").rstrip("/") for name in code_words(row["module"])]
+        if row["may import"] == "all of the above":
+            continue
+        imported = set[str]().union(*map(_imported, names)) - set(names)
+        allowed = set(code_words(row["may import"]))
+        assert imported <= allowed, names
+
+
 def test_the_index_of_decisions_lists_every_one_by_its_title() -> None:
     listed = {row["number"]: row["decision"] for row in table("docs/adr/README.md", "number")}
 
@@ -67,6 +99,21 @@ def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
 
     assert versions[0] == timer_service.__version__
+
+
+def _imported(module: str) -> set[str]:
+    """Return the top-level modules of the package that a module or a folder of them imports."""
+    files = [PACKAGE / f"{module}.py", *(PACKAGE / module).rglob("*.py")]
+    imports = [
+        name.removeprefix("timer_service.").split(".")[0]
+        for file in files
+        if file.is_file()
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in ([node.module] if node.module != "timer_service" else [each.name for each in node.names])
+        if node.module.partition(".")[0] == "timer_service"
+    ]
+    return set(imports) - {module, "__version__"}
 
 
 def _anchors(path: Path) -> set[str]:
