@@ -262,6 +262,7 @@ NEVER_WAITS = {
     ("adapters/nats/letters.py", "self._room.wait()"): "the same",
     ("adapters/nats/letters.py", "self._give_back(overflow)"): "the same",
     ("adapters/nats/connecting.py", "LEARNT_ROUND_S"): "the simulated server is alone",
+    ("adapters/sqlite/store.py", "FROM timer_moved"): "no store of a story was copied to another",
     ("bootstrap.py", "serving(app"): "the simulation has no HTTP",
     ("service.py", "self._store.count(now)"): "asked for over HTTP, which the simulation does not have",
     ("bootstrap.py", "bus.running(calls)"): "starts a task and waits for nothing",

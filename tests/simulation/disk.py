@@ -34,6 +34,8 @@ class DiskFaults:
     """So many commits will fail for good."""
     slow: float = 0.0
     """Operations take up to so many seconds longer."""
+    slow_questions: float = 0.0
+    """What only answers a question takes up to so many seconds longer."""
 
 
 class Disk:
@@ -139,7 +141,8 @@ class _InlineConnection(aiosqlite.Connection):
         disk = self._disk
         future = disk.loop.create_future()
         sql = _sql(operation)
-        wait_s = disk.random.random() * (disk.latency_s + disk.faults.slow)
+        slow_s = disk.faults.slow + (disk.faults.slow_questions if self._role == ANSWERER else 0.0)
+        wait_s = disk.random.random() * (disk.latency_s + slow_s)
         error = self._fault(sql)
         if error is not None and error.waited:
             wait_s += _BUSY_WAIT_S

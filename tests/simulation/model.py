@@ -305,6 +305,15 @@ class Model:
         if known and before.life == life and self.around.last_freeze_end < before.at and not forbidden:
             self._violated("I3", f"{firing} was published again, although it was confirmed at {confirmed_at}")
 
+    def ended_in_order(self, life: int) -> None:
+        """Check that a process which was asked to stop has finished what it had in hand."""
+        for firing, send in self._sends.items():
+            raw = self.rows.get(firing[:2])
+            if send.life != life or raw is None or raw[2] != SCHEDULED:
+                continue
+            if (_row(raw).generation, _row(raw).due_ms) == firing[2:]:
+                self._violated("I3", f"{firing} was published, and the process stopped without marking it")
+
     def confirmation_arrived(self, inbox: str, body: bytes) -> None:
         send = self._awaited.pop(inbox, None)
         if send is not None and b'"error"' not in body and body:

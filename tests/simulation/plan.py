@@ -19,6 +19,12 @@ CALLS = (
     "dots.and*and>",
     "L" * 255,
 )
+CROWDED = 8
+"""One seed in so many has many tenants, a burst, large batches or questions that take their time."""
+HARMLESS = frozenset({"slow questions"})
+"""Faults that must disturb nobody who does not ask."""
+RESTARTS = frozenset({"crash", "absence", "stop", "step", "drift", *HARMLESS})
+"""Faults that leave broker and disk alone."""
 RECOVERED_AFTER_S = 25.0
 """After a fault a timer may be late for so long."""
 
@@ -106,8 +112,15 @@ class Plan:
     def is_disturbed(self, since: float, until: float) -> bool:
         """Tell whether a fault, or what it leaves behind, falls between two moments."""
         return self.crash is not None or any(
-            fault.at <= until and since <= self._recovered_at(fault) for fault in self.faults
+            fault.at <= until and since <= self._recovered_at(fault)
+            for fault in self.faults
+            if fault.kind not in HARMLESS
         )
+
+    @property
+    def only_restarts(self) -> bool:
+        """Whether broker and disk work all the time, so that an orderly end leaves nothing half done."""
+        return self.crash is None and all(fault.kind in RESTARTS for fault in self.faults)
 
     def _recovered_at(self, fault: Fault) -> float:
         # A clock that was stepped stays wrong to the end.
@@ -142,7 +155,27 @@ def make_plan(seed: int) -> Plan:
     if not calm:
         _add_faults(random, plan, lasts)
         _add_letter_fault(Random(f"letters-{seed}"), plan)
+    if seed % CROWDED == 4:
+        _add_crowd(Random(f"crowd-{seed}"), plan, lasts)
     return plan
+
+
+def _add_crowd(random: Random, plan: Plan, lasts: float) -> None:
+    """Let many tenants ask for timers that are due together, and somebody ask for everything meanwhile."""
+    plan.batch_size = random.choice((2, 100, 500, 2_000))
+    tenants = [f"tenant-{number}" for number in range(random.randint(5, 40))]
+    at = 1.0 + random.random() * lasts / 2
+    for number in range(random.randint(20, 200)):
+        wish = Wish("schedule", random.choice(tenants), f"crowd-{number}", START_MS + round(at * 1000) + 500)
+        sent_at = at + random.random() * 0.4
+        plan.sendings.extend(sendings(random, sent_at, wish, iso(wish.due_ms), 100_000 + number))
+    if random.random() < 0.5:
+        plan.faults.append(Fault(at, "slow questions", 3.0, size=random.choice((0.05, 0.5))))
+        plan.faults.sort(key=lambda fault: fault.at)
+        for _ in range(random.randint(1, 10)):
+            wish = Wish("list", random.choice(tenants))
+            plan.callings.append(calling(at + random.random(), wish, None))
+        plan.ends_at = max(plan.ends_at, at + 3.0)
 
 
 class _Workload:

@@ -10,13 +10,15 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
+from tests.simulation import process
 from timer_service import service, wire
 from timer_service.adapters.nats import letters
 from timer_service.adapters.sqlite import looks, store
+from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
 from timer_service.service import Service
-from timer_service.workflows import fire_due_timers, schedule_timers
+from timer_service.workflows import fire_due_timers, hold_back, purge_timers, schedule_timers
 
 Change = Callable[[ExitStack], None]
 
@@ -51,11 +53,11 @@ def sql(name: str, old: str, new: str, owner: ModuleType = store) -> Change:
     return replaced(owner, name, statement.replace(old, new))
 
 
-def _as_imported(owner: ModuleType, name: str) -> Change:
-    """Let the loops use what was planted: they have imported the function under its own name."""
+def _as_imported(owner: ModuleType, name: str, by: ModuleType = service) -> Change:
+    """Let whoever has imported the function under its own name, mostly the loops, use what was planted."""
 
     def plant(stack: ExitStack) -> None:
-        stack.enter_context(patch.object(service, name, getattr(owner, name)))
+        stack.enter_context(patch.object(by, name, getattr(owner, name)))
 
     return plant
 
@@ -179,6 +181,28 @@ PLANTED: dict[str, Callable[[], Change]] = {
         letters.Letters,
         "_give_back",
         ('b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()', 'b"-NAK"'),
+    ),
+    "a pause without an end": lambda: rewritten(
+        hold_back, "_holds", ("now < pause.until <= now + 3 * LONGEST_PAUSE", "True")
+    ),
+    "a stream that takes nothing is never tried again": lambda: rewritten(
+        hold_back.HoldBack,
+        "everything_until",
+        ("pause is not None and _holds(pause, now)", "pause is not None"),
+    ),
+    "purge forgets the retention": lambda: _together(
+        rewritten(purge_timers, "purge_timers", ("clock.now() - retention", "clock.now()")),
+        _as_imported(purge_timers, "purge_timers"),
+    ),
+    "a clock that is rounded up": lambda: rewritten(
+        SystemClock, "now", ("milliseconds=boot_ms + offset_ms", "milliseconds=boot_ms + offset_ms + 1")
+    ),
+    "a leap that nobody can confirm": lambda: rewritten(
+        SystemClock, "accept_step", ("self._highest_ms = self._wall_ms() - self._boot_ms()", "pass")
+    ),
+    "a stop cuts off the batch in hand": lambda: _together(
+        rewritten(service, "run_service", ("timeout=SHUTDOWN_GRACE_S)", "timeout=0)")),
+        _as_imported(service, "run_service", by=process),
     ),
     "an unconfirmed event counts as confirmed": lambda: _together(
         rewritten(

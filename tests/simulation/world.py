@@ -218,6 +218,8 @@ class World:
         expected = self._down_for is not None if error is None else self._exit_is_explained(error)
         if not expected:
             self.violated("I0", f"process {process.number} ended by itself: {error!r}")
+        elif error is None and self.plan.only_restarts:
+            self.model.ended_in_order(process.number)
         self.tally.restarts += 1
         pause, self._down_for = self._down_for or 0.5, None
         self.loop.world_at(self.loop.time() + pause, self.start_process)
@@ -431,6 +433,7 @@ class World:
         "full": lambda self, fault: self._disk_fault(full=True),
         "read busy": lambda self, fault: self._disk_fault(read_busy=fault.size),
         "slow disk": lambda self, fault: self._disk_fault(slow=fault.size / 2),
+        "slow questions": lambda self, fault: self._disk_fault(slow_questions=fault.size),
         "lost answers": lambda self, fault: self._disk_fault(lost_answers=int(fault.size * 5)),
         "io error": lambda self, fault: self._disk_fault(io_errors=1),
         "step": _step,
