@@ -112,6 +112,30 @@ async def test_what_tenants_are_told_names_no_host(store: PostgresTimerStore) ->
         assert where not in error.public
 
 
+@pytest.mark.parametrize("correlated", [None, "request"])
+async def test_a_page_begins_at_the_later_of_its_range_and_its_cursor(
+    store: PostgresTimerStore, correlated: str | None
+) -> None:
+    names = [f"order-{n}" for n in range(9)]
+    await store.apply(
+        [schedule(name, n, number=n + 1, correlation="request") for n, name in enumerate(names)], at(0)
+    )
+
+    async def page(after_s: float, from_s: float) -> list[str]:
+        query = TimerQuery(
+            ACME,
+            after=(at(after_s), call(f"order-{after_s:.0f}")),
+            due_from=at(from_s),
+            correlation_id=None if correlated is None else correlation(correlated),
+            limit=2,
+        )
+        return [timer.service_call_id for timer in await store.list_timers(query)]
+
+    assert await page(2, 5) == ["order-5", "order-6"]
+    assert await page(5, 2) == ["order-6", "order-7"]
+    assert await page(5, 5) == ["order-6", "order-7"]
+
+
 async def test_the_server_ends_a_question_that_takes_too_long(answers: Connections) -> None:
     with pytest.raises(StoreBusy, match="statement timeout"):
         await answers.ask("SELECT pg_sleep(3600)", limit_s=0.05)

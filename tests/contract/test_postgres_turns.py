@@ -9,7 +9,7 @@ from tests.support.clock import START
 from tests.support.postgres import fresh_schema
 from tests.support.timers import at, schedule
 from timer_service.adapters.postgres import looks
-from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
 from timer_service.domain.messages import Command, TenantId
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 
@@ -90,6 +90,62 @@ async def test_what_comes_late_into_an_old_backlog_is_found_within_one_sweep(
     while "small" not in (await fire(store))[0]:
         looks_until += 1
         assert looks_until <= 8
+
+
+async def test_what_comes_late_after_a_whole_sweep_is_found_by_the_next(
+    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "SWEEP_REST_S", 0.0)
+    await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
+    held = HeldBack(tenants=frozenset({TenantId("held")}))
+    await fire_all(store, held_back=held, most=8)
+    await store.apply([schedule("late", -29_000, tenant="other")], at(0))
+
+    batches = await fire_all(store, held_back=held, most=8)
+
+    assert [tenant for batch in batches for tenant in batch] == ["other"]
+
+
+async def test_of_more_tenants_than_a_claim_holds_those_with_the_oldest_timers_go_first(
+    store: PostgresTimerStore,
+) -> None:
+    lots = [backlog(tenant, 2, first_s=-100 - n) for n, tenant in enumerate(TENANTS[:6])]
+    await store.apply([each for lot in lots for each in lot], at(0))
+
+    tenants = [await fire(store, limit=2) for _ in range(3)]
+
+    assert [set(each) for each, _ in tenants] == [
+        {TENANTS[5], TENANTS[4]},
+        {TENANTS[3], TENANTS[2]},
+        {TENANTS[1], TENANTS[0]},
+    ]
+
+
+async def test_what_another_instance_holds_is_looked_for_again_also_behind_a_held_back_backlog() -> None:
+    held = HeldBack(tenants=frozenset({TenantId("held")}))
+    async with (
+        fresh_schema() as url,
+        open_postgres_store(url, lambda: START) as first,
+        open_postgres_store(url, lambda: START) as second,
+    ):
+        await first.apply([*backlog("held", 20), *backlog("other", 2, first_s=-10)], at(0))
+        async with first.claim_due(at(0), 5, held) as claim, second.claim_due(at(0), 5, held) as other:
+            counts = (len(claim.timers), len(other.timers), other.more)
+            next_look = await second.next_due_at(at(0))
+
+    assert counts == (2, 0, False)
+    assert next_look == at(LOOK_AGAIN_S)
+
+
+async def test_a_tenant_that_waits_for_its_turn_loses_it_when_it_is_held_back(
+    store: PostgresTimerStore,
+) -> None:
+    await store.apply([*backlog("held", 20), *backlog("other", 20)], at(0))
+    before, _ = await fire(store, limit=4)
+
+    after, _ = await fire(store, limit=4, held_back=HeldBack(tenants=frozenset({TenantId("held")})))
+
+    assert (Counter(before), after) == ({"held": 2, "other": 2}, ["other"] * 4)
 
 
 async def test_a_backlog_of_many_tenants_is_fired_whole_and_once(store: PostgresTimerStore) -> None:

@@ -71,11 +71,14 @@ class Connections:
         self._asked = asked
         self._durable = ""
 
-    async def be_durable(self) -> None:
-        """Wait for the disk at every commit, also where the database is set not to."""
+    async def waits_for_disk(self) -> bool:
+        """Return whether a commit waits for the disk by itself: the database may be set not to."""
         async with self.connection() as connection:
-            if await connection.fetchval("SELECT current_setting('synchronous_commit')") == "off":
-                self._durable = "SET LOCAL synchronous_commit = on;"
+            return bool(await connection.fetchval("SELECT current_setting('synchronous_commit')") != "off")
+
+    def be_durable(self) -> None:
+        """Wait for the disk at every commit all the same."""
+        self._durable = "SET LOCAL synchronous_commit = on;"
 
     async def acquire(self) -> Connection:
         """Take a connection; whoever takes it has to give it back by `release`."""

@@ -135,7 +135,7 @@ class Turns:
     async def take(self, connection: Connection, at: datetime, limit: int, held_back: HeldBack) -> list[Row]:
         """Lock as many of each tenant, and give what small tenants leave over to the rest."""
         async with self._looking:
-            await self._find_tenants(connection, at, held_back.tenants)
+            await self._find_tenants(connection, at)
             tenants = self._choose(limit, held_back.tenants)
         moment = rows.text(at)
         taken: list[Row] = []
@@ -167,9 +167,7 @@ class Turns:
             self._waiting[tenant] = None
         return chosen
 
-    async def _find_tenants(
-        self, connection: Connection, at: datetime, held_back: frozenset[TenantId]
-    ) -> None:
+    async def _find_tenants(self, connection: Connection, at: datetime) -> None:
         """Look at what came due last, and at the next piece of all that is due."""
         newest = await connection.fetch(NEWEST, rows.text(at), NEWEST_ROWS)
         found = [(row[0], row[1]) for row in newest]
@@ -179,8 +177,7 @@ class Turns:
             self._go_on(piece)
         found.sort(key=lambda pair: pair[1])
         for tenant, _ in found:
-            if tenant not in held_back:
-                self._waiting.setdefault(tenant)
+            self._waiting.setdefault(tenant)
 
     def _go_on(self, piece: Sequence[Row]) -> None:
         self._pieces += 1

@@ -7,7 +7,7 @@ the rows' locks while their events are published, and the server ends it with it
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -29,7 +29,7 @@ from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to
 from timer_service.adapters.postgres.opening import not_moved, wait_for
 from timer_service.adapters.postgres.questions import COUNT_OVERDUE, COUNT_PENDING, GET, page_of
 from timer_service.domain import timer as rules
-from timer_service.domain.errors import StoreBusy
+from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.messages import (
     Command,
     ScheduleTimer,
@@ -144,11 +144,13 @@ async def open_postgres_store(
         open_connections(address, ANSWER_CONNECTIONS, asked=True, check=check) as answers,
     ):
         await wait_for(work, start_patience_s)
-        await work.be_durable()
-        await answers.be_durable()
+        if not await work.waits_for_disk():
+            work.be_durable()
+            answers.be_durable()
         hints = Hints(address, answers, now)
         store = PostgresTimerStore(work, answers, hints, now, claim_limit_s)
-        await store.measure_skew()
+        with suppress(TransientError):  # A busy server is no reason not to start; it is measured again.
+            await store.measure_skew()
         async with hints.telling():
             yield store
 
