@@ -12,15 +12,68 @@ PAGE = DOCS / "guarantees.md"
 BEGIN, END = "<!-- counts: begin -->\n", "<!-- counts: end -->\n"
 
 Counts = dict[str, Any]
+AT_LEAST, AT_MOST = "at least", "at most"
+
+ASKED: dict[str, dict[str, tuple[str, float]]] = {
+    "make simulate": {"seeds": (AT_LEAST, 5_000), "violations": (AT_MOST, 0)},
+    "make crashes": {"crash scenarios": (AT_LEAST, 2_000), "violations": (AT_MOST, 0)},
+    "make torture": {
+        "faults: kill -9 of the service": (AT_LEAST, 100),
+        "faults: kill -9 of the broker": (AT_LEAST, 50),
+        "recovery after kill -9 of the broker, worst s": (AT_MOST, 5),
+        "recovery after kill -9 of the service, worst s": (AT_MOST, 5),
+        **dict.fromkeys(
+            (
+                *("lost", "early", "unexpected", "repeated under another id"),
+                *("without exactly one letter", "ended by itself"),
+            ),
+            (AT_MOST, 0.0),
+        ),
+    },
+    "make kills": {"timers lost, doubled or wrong": (AT_MOST, 0)},
+    "make peace": {
+        "timers accepted": (AT_LEAST, 100_000),
+        **dict.fromkeys(
+            ("lost", "early", "published more than once", "stored more than once"), (AT_MOST, 0.0)
+        ),
+    },
+    "make fuzz": {
+        "inputs": (AT_LEAST, 1_000_000),
+        "uncaught exceptions, slow inputs, growth": (AT_MOST, 0),
+    },
+    "make coverage": {"branch coverage in %": (AT_LEAST, 95)},
+}
+"""What the counts of a command have to be; kept beside them when they are recorded."""
 
 
 def record(command: str, counts: Counts) -> None:
     """Keep what a command has counted, and show it on the page."""
     kept = load()
-    kept[command] = {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts}
+    kept[command] = {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts, "asked": asked_of(command)}
     COUNTS.write_text(json.dumps(dict(sorted(kept.items())), indent=2, ensure_ascii=False) + "\n")
     before, begin, rest = PAGE.read_text("utf-8").partition(BEGIN)
     PAGE.write_text(before + begin + render(kept) + END + rest.partition(END)[2], "utf-8")
+
+
+def asked_of(command: str) -> dict[str, list[Any]]:
+    """Return what the counts of a command have to be: name to `at least` or `at most`, and a number."""
+    return {name: list(bound) for name, bound in ASKED.get(" ".join(command.split()[:2]), {}).items()}
+
+
+def shortfalls(kept: dict[str, Counts]) -> list[str]:
+    """Return every count that is not what was asked for when it was recorded."""
+    return [
+        f"{command}: {name} is {_text(run['counts'].get(name))}, asked for is {kind} {_text(bound)}"
+        for command, run in kept.items()
+        for name, (kind, bound) in run.get("asked", {}).items()
+        if not _is_met(run["counts"].get(name), kind, bound)
+    ]
+
+
+def _is_met(count: Any, kind: str, bound: float) -> bool:
+    if count is None:
+        return False
+    return bool(count >= bound if kind == AT_LEAST else count <= bound)
 
 
 def load() -> dict[str, Counts]:
@@ -37,8 +90,13 @@ def render(kept: dict[str, Counts]) -> str:
     """Return one table a command."""
     parts = []
     for command, run in kept.items():
-        parts.append(f"### `{command}`\n\nLast run on {run['on']}.\n\n| counted | |\n|---|---|\n")
-        parts += [f"| {name} | {_text(count)} |\n" for name, count in run["counts"].items()]
+        asked = run.get("asked", {})
+        parts.append(
+            f"### `{command}`\n\nLast run on {run['on']}.\n\n| counted | | asked for |\n|---|---|---|\n"
+        )
+        for name, count in run["counts"].items():
+            bound = f"{asked[name][0]} {_text(asked[name][1])}" if name in asked else ""
+            parts.append(f"| {name} | {_text(count)} | {bound} |\n")
         parts.append("\n")
     return "\n" + "".join(parts)
 
@@ -47,21 +105,29 @@ def _text(count: Any) -> str:
     return f"{count:,}" if isinstance(count, int | float) else str(count)
 
 
-def record_coverage(report: Path) -> None:
-    """Keep the totals of a report of coverage.py."""
+def coverage_counts(report: Path) -> Counts:
+    """Return the totals of a report of coverage.py, with the share of branches alone."""
     totals = json.loads(report.read_text("utf-8"))["totals"]
     branches, missing = totals["num_branches"], totals["missing_branches"]
-    record(
-        "make coverage",
-        {
-            "statements": totals["num_statements"],
-            "statements not run": totals["missing_lines"],
-            "branches": branches,
-            "branches not taken": missing,
-            "branch coverage in %": round(100 * (branches - missing) / branches, 1),
-        },
-    )
+    return {
+        "statements": totals["num_statements"],
+        "statements not run": totals["missing_lines"],
+        "branches": branches,
+        "branches not taken": missing,
+        "branch coverage in %": round(100 * (branches - missing) / branches, 1),
+    }
+
+
+def check_coverage(report: Path, *, keep: bool) -> int:
+    """Tell what was covered; return an exit code that fails where it is too little."""
+    counts = coverage_counts(report)
+    if keep:
+        record("make coverage", counts)
+    print(f"branch coverage {counts['branch coverage in %']} %")
+    missing = shortfalls({"make coverage": {"counts": counts, "asked": asked_of("make coverage")}})
+    print(*missing, sep="\n", end="\n" if missing else "", file=sys.stderr)
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":
-    record_coverage(Path(sys.argv[1]))
+    sys.exit(check_coverage(Path(sys.argv[1]), keep="--record" in sys.argv))

@@ -1,5 +1,6 @@
 """The page on guarantees tells what the commands have counted, and names what there is."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.support import guarantees
 from tests.support.documents import ROOT, code_words, read, table
-from tests.support.guarantees import load, record, render, shown
+from tests.support.guarantees import ASKED, asked_of, load, record, render, shortfalls, shown
 
 TARGETS = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
 
@@ -18,6 +19,60 @@ def test_the_counts_on_the_page_are_those_that_the_commands_have_kept() -> None:
 
 def test_every_count_is_that_of_a_command() -> None:
     assert {command.split()[1] for command in load()} <= TARGETS
+
+
+def test_every_count_is_what_was_asked_for_when_it_was_recorded() -> None:
+    assert shortfalls(load()) == []
+
+
+def test_what_is_asked_for_names_counts_that_the_commands_make() -> None:
+    kept = load()
+    unknown = [
+        (command, name)
+        for command, run in kept.items()
+        for name in asked_of(command)
+        if name not in run["counts"]
+    ]
+
+    assert unknown == []
+    assert {" ".join(command.split()[:2]) for command in kept} <= ASKED.keys()
+
+
+def test_the_page_asks_for_the_numbers_that_are_checked() -> None:
+    asked = {number for bounds in ASKED.values() for _, number in bounds.values()}
+    cells = [row["at least"] for row in table("docs/guarantees.md", "what")]
+
+    numbers = {float(text.replace(",", "")) for cell in cells for text in re.findall(r"[\d,]+", cell)}
+    assert numbers <= asked
+
+
+@pytest.mark.parametrize(
+    ("count", "bound", "is_met"),
+    [
+        (95.0, ["at least", 95], True),
+        (94.9, ["at least", 95], False),
+        (5.0, ["at most", 5], True),
+        (5.23, ["at most", 5], False),
+        (None, ["at most", 0], False),
+    ],
+)
+def test_a_count_below_or_above_what_is_asked_for_is_found(
+    count: float | None, bound: list[str | int], is_met: bool
+) -> None:
+    counts = {} if count is None else {"what": count}
+
+    found = shortfalls({"make x": {"counts": counts, "asked": {"what": bound}}})
+
+    assert (found == []) is is_met
+
+
+@pytest.mark.parametrize(("missing", "code"), [(5, 0), (6, 1)])
+def test_coverage_is_judged_by_its_branches_alone(tmp_path: Path, missing: int, code: int) -> None:
+    report = tmp_path / "report.json"
+    totals = {"num_branches": 100, "missing_branches": missing, "num_statements": 10_000, "missing_lines": 0}
+    report.write_text(json.dumps({"totals": totals}))
+
+    assert guarantees.check_coverage(report, keep=False) == code
 
 
 def test_every_promise_is_tested_by_something_that_exists() -> None:
@@ -43,4 +98,8 @@ def test_a_recorded_count_replaces_the_one_before_and_leaves_the_rest_of_the_pag
     text = page.read_text()
     assert shown(text) == render(load())
     assert (text.startswith("before\n"), text.endswith("after\n")) == (True, True)
-    assert "| seeds | 2,000 |" in text
+    assert "| seeds | 2,000 | at least 5,000 |" in text
+    assert shortfalls(load()) == [
+        "make simulate SEEDS=1: seeds is 2,000, asked for is at least 5,000",
+        "make simulate SEEDS=1: violations is None, asked for is at most 0",
+    ]

@@ -16,13 +16,15 @@ from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service import service as service_module
 from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
+from timer_service.calls import Calls
+from timer_service.domain.admission import RateLimit
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.observability import Metrics
 from timer_service.ports.event_bus import Published, PublishResult
 from timer_service.ports.health import Health
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
 from timer_service.service import LOOK_AGAIN_S, Service, run_service
 from timer_service.waiting import owned
 from timer_service.workflows.hold_back import MOST_ENTRIES
@@ -1009,6 +1011,31 @@ async def test_little_space_is_told_whoever_counted() -> None:
     rig.service.note_counts(replace(counts, free_bytes=1000))
 
     assert rig.service.health().problems == {"disk": "only 1000 bytes are free"}
+
+
+class _FullDisk(FragileStore):
+    async def count(self, now: datetime) -> StoreCounts:
+        return replace(await super().count(now), free_bytes=1000)
+
+
+async def test_the_status_names_a_full_disk_also_where_nobody_asked_over_http() -> None:
+    rig = Rig(store=_FullDisk())
+    requests = Calls(
+        store=rig.store,
+        bus=rig.bus,
+        clock=rig.clock,
+        metrics=Metrics(),
+        wake_for=rig.service.wake_for,
+        accept_clock_step=lambda: 0.0,
+        counted=rig.service.note_counts,
+        facts=lambda: {"problems": rig.service.health().problems},
+        instance="here",
+        rate_limit=RateLimit(1000, 1000),
+    )
+
+    status = await requests.status()
+
+    assert status["problems"] == {"disk": "only 1000 bytes are free"}
 
 
 # When the event stream takes nothing
