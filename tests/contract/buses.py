@@ -55,6 +55,10 @@ class Line(Protocol):
         """Put a message into the command stream and return its sequence."""
         ...
 
+    async def until_at_hand(self, count: int) -> None:
+        """Wait until so many messages are delivered and not yet received from the bus."""
+        ...
+
     async def events(self) -> list[Stored]: ...
 
     async def letters(self) -> list[Stored]: ...
@@ -119,6 +123,9 @@ class MemoryLine:
     async def send(self, subject: str, body: bytes) -> int:
         return self.bus.send(subject, body)
 
+    async def until_at_hand(self, count: int) -> None:
+        assert self.bus._queue.qsize() == count
+
     async def events(self) -> list[Stored]:
         return [Stored(subject, key, json.loads(body)) for key, (subject, body) in self.bus.events.items()]
 
@@ -180,6 +187,12 @@ class NatsLine:
 
     async def send(self, subject: str, body: bytes) -> int:
         return int((await self.jetstream.publish(subject, body)).seq)
+
+    async def until_at_hand(self, count: int) -> None:
+        async def delivered() -> bool:
+            return len(self.bus._buffer) == count
+
+        await until(delivered, f"{count} messages to be delivered")
 
     async def events(self) -> list[Stored]:
         return await self._read(f"{self.prefix.upper()}_EVENTS")

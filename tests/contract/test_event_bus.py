@@ -150,6 +150,20 @@ async def test_one_batch_is_acknowledged_without_the_next(line: Line) -> None:
     await until_unfinished(line, sequences[len(batches[0].commands) :])
 
 
+async def test_a_batch_of_any_size_is_acknowledged_whole(line: Line) -> None:
+    for size in range(1, BATCH_SIZE + 1):
+        sent = [f"order-{size}-{n}" for n in range(size)]
+        for name in sent:
+            await send_schedule(line, name)
+        await line.until_at_hand(size)
+
+        batch = await receive(line)
+        await batch.acknowledge()
+
+        assert names([batch]) == sent
+        await until_unfinished(line, [])
+
+
 async def test_acknowledging_again_is_harmless(line: Line) -> None:
     await send_schedule(line, "order-1")
     batch = await receive(line)
@@ -218,6 +232,21 @@ async def test_commands_of_a_stream_made_anew_are_newer_than_all_before(line: Li
     assert names([after]) == ["order-new"]
     assert after.commands[0].position.sequence == 1
     assert after.commands[0].position > max(c.position for batch in before for c in batch.commands)
+
+
+async def test_acknowledging_a_command_of_the_old_stream_leaves_the_new_one_alone(line: Line) -> None:
+    await send_schedule(line, "order-old")
+    old = await receive(line)
+    await line.recreate_commands()
+    new = await send_schedule(line, "order-new")
+    await receive(line)
+
+    await old.acknowledge()
+
+    # The next one goes the same way after it: once it is through, so is the other.
+    await send_schedule(line, "order-next")
+    await (await receive(line)).acknowledge()
+    await until_unfinished(line, [new])
 
 
 # Setting aside

@@ -270,7 +270,9 @@ class _MemoryBatch:
 
     async def acknowledge(self) -> None:
         for message in self._accepted:
-            self._bus.pending.pop(message.sequence, None)
+            # In a stream that was made again the same sequence is another message.
+            if self._bus.pending.get(message.sequence) is message:
+                del self._bus.pending[message.sequence]
 
     async def dead_letter(self) -> Sequence[Refusal]:
         bus = self._bus

@@ -51,6 +51,9 @@ class Buffer:
         self._bytes = 0
         self._arrived = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._messages)
+
     def put(self, message: Incoming) -> None:
         """Take a message in."""
         self._messages.append(message)
