@@ -12,7 +12,7 @@ from uuid import UUID
 
 from tests.simulation import process
 from timer_service import service, wire
-from timer_service.adapters.nats import letters
+from timer_service.adapters.nats import letters, pull
 from timer_service.adapters.sqlite import looks, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
@@ -203,6 +203,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a stop cuts off the batch in hand": lambda: _together(
         rewritten(service, "run_service", ("timeout=SHUTDOWN_GRACE_S)", "timeout=0)")),
         _as_imported(service, "run_service", by=process),
+    ),
+    "a pull that is lost is waited for forever": lambda: rewritten(
+        pull.CommandPull, "top_up", ("if pull.lost_at < now", "if False")
     ),
     "an unconfirmed event counts as confirmed": lambda: _together(
         rewritten(
