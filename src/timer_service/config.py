@@ -211,14 +211,14 @@ class Settings(BaseSettings):
         le=3_600_000,
     )
     request_rate: int = _setting(
-        500,
+        200,
         "Requests to the API per second and tenant; more are answered with 429; 0 sets no limit",
         "a whole number from 0 to 1000000",
         ge=0,
         le=1_000_000,
     )
     request_burst: int = _setting(
-        1_000,
+        500,
         "Requests to the API that a tenant may send at once before the rate counts",
         "a whole number from 1 to 1000000",
         ge=1,

@@ -153,6 +153,20 @@ def instances(world: World, url: str, count: int, **settings: object) -> list[Ti
     return started
 
 
+async def test_an_operator_reaches_every_instance(world: World, database: str, tmp_path: Path) -> None:
+    group = instances(world, database, 3)
+    names = sorted(each.events("service.started")[0]["instance"] for each in group)
+
+    def ask(*command: str) -> list[str]:
+        done = run_cli(*command, "--json", cwd=tmp_path, broker_url=world.broker.url)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["instance"] for line in done.stdout.splitlines()]
+
+    assert len(set(names)) == 3
+    assert await asyncio.to_thread(ask, "status") == names
+    assert await asyncio.to_thread(ask, "clock", "accept") == names
+
+
 # Sharing the work
 
 

@@ -18,7 +18,13 @@ from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
 from timer_service.service import Service
-from timer_service.workflows import fire_due_timers, hold_back, purge_timers, schedule_timers
+from timer_service.workflows import (
+    answer_requests,
+    fire_due_timers,
+    hold_back,
+    purge_timers,
+    schedule_timers,
+)
 
 Change = Callable[[ExitStack], None]
 
@@ -219,6 +225,29 @@ PLANTED: dict[str, Callable[[], Change]] = {
         Service,
         "_sleep_until",
         ("seconds = min(seconds, max(0.0, ", "seconds = (max(0.0, "),
+    ),
+    "a request is answered although its transaction failed": lambda: rewritten(
+        answer_requests.RequestDesk,
+        "_work",
+        (
+            "            results = [error] * len(group)\n",
+            """\
+            from timer_service.domain.timer import apply
+            applied = [apply(None, waiting.request, self._clock.now()) for waiting in group]
+            results = [Applied(outcome, timer) for timer, outcome in applied]
+""",
+        ),
+    ),
+    "a request changes a timer that is being fired": lambda: _together(
+        rewritten(
+            store.SqliteTimerStore, "answer", ("closed = self._claimed | self._wanted", "closed = set()")
+        ),
+        rewritten(rules, "apply", ("command.is_call and _is_due(timer, now)", "False")),
+    ),
+    "two requests for one timer share a transaction": lambda: rewritten(
+        answer_requests.RequestDesk,
+        "_next_group",
+        ("group.setdefault(waiting.key, waiting)", "group[*waiting.key, len(group)] = waiting"),
     ),
 }
 """Name of the bug to what plants it."""

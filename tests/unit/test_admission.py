@@ -52,8 +52,18 @@ def test_a_refused_request_does_not_lengthen_the_wait() -> None:
     assert limit.wait_s("acme", 1.0) == 0
 
 
+def test_a_request_that_costs_more_is_paid_for_before_the_next() -> None:
+    limit = RateLimit(rate=10, burst=1)
+    limit.wait_s("acme", 0.0)
+    limit.charge("acme", 9)
+
+    assert limit.wait_s("acme", 0.0) == pytest.approx(1.0)
+    assert limit.wait_s("acme", 1.0) == 0
+
+
 def test_a_rate_of_zero_sets_no_limit() -> None:
     limit = RateLimit(rate=0, burst=1)
+    limit.charge("acme", 1000)
 
     assert [limit.wait_s("acme", 0.0) for _ in range(1000)] == [0] * 1000
 

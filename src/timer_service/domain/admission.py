@@ -40,6 +40,11 @@ class RateLimit:
             self._paid_until.popitem(last=False)
         return 0.0
 
+    def charge(self, tenant: str, requests: int) -> None:
+        """Let a request that was allowed count for so many more."""
+        if tenant in self._paid_until:
+            self._paid_until[tenant] += requests * self._interval_s
+
     def __len__(self) -> int:
         """Return how many tenants are remembered."""
         return len(self._paid_until)

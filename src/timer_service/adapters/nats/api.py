@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import nats.micro
 from nats.aio.subscription import Subscription
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from timer_service import __version__, wire
 from timer_service.adapters import codec
 from timer_service.adapters.nats import handlers, refusals
-from timer_service.adapters.nats.handlers import Asked, Handler
+from timer_service.adapters.nats.handlers import Answer, Asked, Handler
 from timer_service.adapters.nats.notes import RequestNotes
 from timer_service.adapters.nats.refusals import Refusals, error_headers
 from timer_service.adapters.nats.tolerant_client import TolerantClient
@@ -158,6 +158,7 @@ class TimerApi:
                 codec.read_trace(request.headers),
                 0 if self._client is None else self._client.max_payload,
             )
+            self._calls.rate_limit.charge(tenant_id, handlers.extra_cost(asked.request))
         except wire.WireError as refusal:
             return self._refuse(endpoint, reply, "400", refusal.detail)
         match self._turns.offer(tenant_id, _Waiting(endpoint, asked, reply, started_ns)):
@@ -230,17 +231,16 @@ class TimerApi:
             self._notes.crashed(_now_s(), waiting.endpoint.name)
             return "500", TimerServiceError.public
 
-    async def _respond(self, waiting: _Waiting, answer: dict[str, Any]) -> str:
-        body = wire.write_json(answer)
-        if self._client is not None and len(body) > self._client.max_payload:
+    async def _respond(self, waiting: _Waiting, answer: Answer) -> str:
+        if self._client is not None and len(answer.body) > self._client.max_payload:
             raise ServiceError(
                 "500",
-                f"the answer has {len(body)} bytes, more than the broker lets pass "
+                f"the answer has {len(answer.body)} bytes, more than the broker lets pass "
                 f"(max_payload is {self._client.max_payload})",
             )
-        told = await self._say(waiting, body)
+        told = await self._say(waiting, answer.body)
         self._notes.works(_now_s())
-        return str(answer.get("outcome", "ok")) if told else "lost"
+        return answer.outcome if told else "lost"
 
     async def _say(self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None = None) -> bool:
         if self._client is None:
@@ -249,6 +249,10 @@ class TimerApi:
             await self._client.publish(waiting.reply, body, headers=headers)
         except (NatsError, OSError):
             return False  # The caller, or the broker, is gone.
+        except Exception:
+            # Whatever it is: an answer that cannot be sent must not end the process.
+            self._notes.crashed(_now_s(), waiting.endpoint.name)
+            return False
         return True
 
 
