@@ -20,8 +20,17 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
     metrics = Metrics(tenants=settings.metrics_tenants)
     metrics.follow("timer_clock_step_held_seconds", lambda: clock.held_step_s)
     async with AsyncExitStack() as stack:
-        store, listen = await stack.enter_async_context(open_store(settings, clock.now, metrics))
-        bus = NatsEventBus(_nats_options(settings), clock, chance, metrics.connected, metrics.letter_dropped)
+        store, listen, meet_history = await stack.enter_async_context(
+            open_store(settings, clock.now, metrics)
+        )
+        bus = NatsEventBus(
+            _nats_options(settings),
+            clock,
+            chance,
+            metrics.connected,
+            metrics.letter_dropped,
+            meet_history=meet_history,
+        )
         metrics.follow("timer_dead_letters_waiting", lambda: bus.letters.waiting)
         service = Service(
             store=store,

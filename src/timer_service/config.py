@@ -153,6 +153,11 @@ class Settings(BaseSettings):
     db_path: Path = _setting(
         Path("./event_service.db"), "The SQLite file that holds the timers", "the path of a file"
     )
+    allow_new_store: bool = _setting(
+        default=False,
+        description="Begin with an empty SQLite file although commands were acknowledged before",
+        allowed="true or false",
+    )
     store_url: Annotated[SecretStr, AfterValidator(_store_url)] | None = _setting(
         None,
         "Where the timers are, in place of TIMER_DB_PATH: a SQLite file, or PostgreSQL for several instances",

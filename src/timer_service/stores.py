@@ -1,8 +1,9 @@
 """Which store it is: a SQLite file or a PostgreSQL database, to work on or to copy."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from timer_service.observability import Metrics
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerStore
 
+MeetHistory = Callable[[int], Awaitable[None]]
+"""Tell the store how many commands the broker has ever had acknowledged; a store that lost them refuses."""
 Listen = Callable[[Callable[[datetime], None]], AbstractAsyncContextManager[None]]
 """Call back whenever another instance accepts a nearer timer."""
 
@@ -22,11 +25,12 @@ Listen = Callable[[Callable[[datetime], None]], AbstractAsyncContextManager[None
 @asynccontextmanager
 async def open_store(
     settings: Settings, now: Callable[[], datetime], metrics: Metrics
-) -> AsyncIterator[tuple[TimerStore, Listen]]:
+) -> AsyncIterator[tuple[TimerStore, Listen, MeetHistory]]:
     """Open the store that the settings ask for."""
     if settings.postgres_url is None:
         async with open_sqlite_store(settings.sqlite_path, now) as file:
-            yield file, lambda _: nullcontext()
+            meet_history = partial(file.meet_history, allow_new=settings.allow_new_store)
+            yield file, lambda _: nullcontext(), meet_history
         return
     _need_postgres("TIMER_STORE_URL")
     from timer_service.adapters.postgres.store import open_postgres_store  # noqa: PLC0415
@@ -35,7 +39,7 @@ async def open_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache
     ) as store:
         metrics.follow("timer_clock_skew_seconds", lambda: store.skew_s)
-        yield store, store.listen
+        yield store, store.listen, _any_history
 
 
 @asynccontextmanager
@@ -60,6 +64,10 @@ def open_archive(url: str, *, as_source: bool) -> AbstractAsyncContextManager[Ti
     raise InvalidConfiguration(
         f"{option} must be sqlite:///path or postgresql://user:password@host:port/database"
     )
+
+
+async def _any_history(_: int) -> None:
+    """Ask nothing: a database on a server is not made by our start."""
 
 
 def _need_postgres(named_by: str) -> None:

@@ -321,6 +321,31 @@ def test_a_timer_scheduled_before_a_restart_fires_after_it(start: Start) -> None
     assert state_between == "Scheduled"
 
 
+def test_a_database_that_was_removed_is_noticed_until_a_person_gives_it_up(
+    start: Start, tmp_path: Path
+) -> None:
+    first = start()
+    _, schedule, _ = commands_in(first.greeting())
+    first.ready()
+    first.shell(schedule)
+    until(lambda: state_of(first, "order-42") == "Scheduled", "the timer")
+    assert first.end(signal.SIGTERM) == 0
+    databases = [*tmp_path.rglob("timers.db*")]
+    for file in databases:
+        file.unlink()
+
+    codes = [start().wait()]
+    refused = start()  # It finds the empty file that the one before has made.
+    codes.append(refused.wait())
+    allowed = start(TIMER_ALLOW_NEW_STORE="true").ready()
+
+    assert databases != []
+    assert codes == [1, 1]
+    assert refused.stderr[-1].startswith("timer-service: ")
+    assert "is new, but 1 commands were acknowledged before" in refused.stderr[-1]
+    assert allowed.end(signal.SIGTERM) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_with_0_and_takes_its_broker_with_it(start: Start, number: signal.Signals) -> None:
     dev = start().ready()

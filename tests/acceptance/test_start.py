@@ -48,7 +48,13 @@ def test_a_signal_ends_the_service_at_once_while_the_broker_is_away(tmp_path: Pa
     assert service.terminate() == 0
 
     events = [line["event"] for line in service.log]
-    assert events == ["service.started", "broker.unavailable", "service.stopping", "service.stopped"]
+    assert events == [
+        "store.created",
+        "service.started",
+        "broker.unavailable",
+        "service.stopping",
+        "service.stopped",
+    ]
 
 
 def started(tmp_path: Path, port: int) -> TimerServiceProcess:

@@ -79,3 +79,21 @@ def test_a_copy_that_differs_from_its_source_is_not_kept(
     with pytest.raises(CriticalError, match=complaint):
         back_up(database, tmp_path / "copy.db")
     assert sorted(path.name for path in tmp_path.glob("copy*")) == []
+
+
+def test_counts_and_copy_are_of_one_moment_while_the_service_writes(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = backup._counts
+
+    def count_and_let_another_write(link: sqlite3.Connection) -> tuple[int, int]:
+        counts = count(link)
+        with closing(sqlite3.connect(database)) as other, other:
+            other.execute("DELETE FROM timer_schedules WHERE service_call_id = 'order-1'")
+        return counts
+
+    monkeypatch.setattr(backup, "_counts", count_and_let_another_write)
+
+    report = back_up(database, tmp_path / "copy.db")
+
+    assert (report.timers, report.pending) == (2, 1)

@@ -354,7 +354,7 @@ def test_a_target_that_is_no_file_is_one_clear_line(sqlite: str, tmp_path: Path)
     result = run_cli("copy", "--from", sqlite, "--to", "sqlite:///folder", cwd=tmp_path)
 
     assert result.returncode == 1
-    assert "unable to open database file" in result.stderr
+    assert "folder: Is a directory: " in result.stderr
     assert "Traceback" not in result.stderr
 
 

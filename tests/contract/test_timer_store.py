@@ -1143,6 +1143,18 @@ async def test_what_is_pending_is_counted_on_from_change_to_change(store: TimerS
     assert (before, kept, marked) == (0, 2, 1)
 
 
+async def test_only_what_a_mark_changes_is_no_longer_pending(store: TimerStore) -> None:
+    await keep(store, *[schedule(f"order-{n}", -1, number=n) for n in range(1, 5)])
+    before = (await store.count(NOW)).pending
+    async with store.claim_due(NOW, 10) as claimed:
+        events = [timer.reached(NOW) for timer in claimed.timers]
+        await store.apply([schedule("order-1", 60, number=9), cancel("order-2", number=10)], NOW)
+        await claimed.mark_reached(events)
+        await claimed.mark_reached(events)
+
+    assert (before, (await store.count(NOW)).pending) == (4, 1)
+
+
 # Requests, whose senders wait for the answer
 
 

@@ -21,6 +21,8 @@ WATCHED = (
     "adapters/sqlite/connections.py",
     "adapters/sqlite/looks.py",
     "adapters/sqlite/due_tenants.py",
+    "adapters/sqlite/questions.py",
+    "adapters/sqlite/write_ahead_log.py",
     "adapters/sqlite/schema.py",
     "adapters/nats/bus.py",
     "adapters/nats/connecting.py",

@@ -99,6 +99,8 @@ class Consumer:
     again: list[int] = field(default_factory=list)
     pulls: deque[_Pull] = field(default_factory=deque)
     delivered: int = 0
+    ended: int = 0
+    """Acknowledged or terminated."""
 
 
 class Watcher(Protocol):
@@ -326,6 +328,7 @@ class Broker:
                 consumer.deadlines[sequence] = self.loop.time() + delay_s
         elif stream.messages.pop(sequence, None) is not None:
             consumer.deadlines.pop(sequence, None)
+            consumer.ended += 1
             if sequence in consumer.again:
                 consumer.again.remove(sequence)
             self.watcher.command_ended((stream.created_us, sequence), word)

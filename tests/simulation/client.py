@@ -300,14 +300,16 @@ class _JetStream:
         assert isinstance(info, StreamInfo)
         return info
 
-    async def add_consumer(self, stream: str, config: Any) -> None:
-        def add(broker: Broker) -> bool:
+    async def add_consumer(self, stream: str, config: Any) -> SimpleNamespace:
+        def add(broker: Broker) -> int | None:
             if COMMANDS in broker.streams:
                 broker.add_consumer(config.ack_wait, config.max_ack_pending)
-            return COMMANDS in broker.streams
+            return broker.consumer.ended if COMMANDS in broker.streams and broker.consumer else None
 
-        if not await self._client.ask(add, self._timeout_s):
-            raise NotFoundError(code=404, err_code=10059, description="stream not found")
+        ended = await self._client.ask(add, self._timeout_s)
+        if ended is not None:
+            return SimpleNamespace(ack_floor=SimpleNamespace(consumer_seq=ended))
+        raise NotFoundError(code=404, err_code=10059, description="stream not found")
 
 
 def _info(stream: Stream | None) -> StreamInfo | None:

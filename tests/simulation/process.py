@@ -20,7 +20,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_service import bootstrap
 from timer_service.adapters.nats import connecting, pull
-from timer_service.adapters.sqlite import connections, due_tenants, schema, store
+from timer_service.adapters.sqlite import connections, due_tenants, schema, store, write_ahead_log
 from timer_service.adapters.system import SystemClock
 from timer_service.config import Settings, load_settings
 from timer_service.service import Service, run_service
@@ -121,6 +121,8 @@ def installed(machine: Machine) -> Iterator[None]:
             # So small that a few tenants and timers take several looks to be known.
             patch.object(due_tenants, "SCANNED_ROWS", 3),
             patch.object(due_tenants, "VISITED_TENANTS", 2),
+            # So small that it is emptied now and then.
+            patch.object(write_ahead_log, "LOG_LIMIT_BYTES", 50_000),
             patch.object(connecting, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
             patch.object(schema, "load_migrations", cache(schema.load_migrations)),

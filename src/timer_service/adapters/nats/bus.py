@@ -1,7 +1,7 @@
 """Commands from and events to NATS JetStream, across every loss of connection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,7 +33,7 @@ from timer_service.adapters.nats.streams import (
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.adapters.nats.waiting import within
 from timer_service.addresses import without_credentials
-from timer_service.domain.errors import BusUnavailable
+from timer_service.domain.errors import BusUnavailable, TransientError
 from timer_service.domain.messages import EPOCH, DueTimeReached, Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import PublishResult, Refusal
@@ -81,9 +81,11 @@ class NatsEventBus:
         chance: Callable[[], float],
         connected: Callable[[], None] = lambda: None,
         letters_dropped: Callable[[], None] = lambda: None,
+        meet_history: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._options = options
         self._connected = connected
+        self._meet_history = meet_history
         self._clock = clock
         self._chance = chance
         self._subjects = codec.Subjects(options.prefix)
@@ -220,7 +222,7 @@ class NatsEventBus:
                 self._complaint = None
                 try:
                     await self._unless_over(self._prepare(client, jetstream))
-                except (NatsError, OSError, TimeoutError) as error:
+                except (NatsError, OSError, TimeoutError, TransientError) as error:
                     # Where a right is missing the broker complains beside the request, which only times out.
                     self._tell_unavailable(self._complaint or _reason(error))
                     await self._pause(pause)
@@ -250,13 +252,16 @@ class NatsEventBus:
         """Ensure streams and consumer, and start to pull."""
         options = self._options
         stream = await self._ensure_streams(jetstream)
-        await ensure_consumer(
+        acknowledged = await ensure_consumer(
             jetstream,
             self._subjects,
             self._names,
             ack_wait_s=options.ack_wait_s,
             max_ack_pending=max(MIN_ACK_PENDING, BATCHES_IN_HAND * options.batch_size) + ROOM_FOR_PARKED,
         )
+        if self._meet_history is not None:
+            # Before the first pull: nothing is acknowledged until the store has agreed.
+            await self._meet_history(acknowledged)
         created_us = _microseconds(stream.created)
         if created_us is None:
             raise NatsError("the broker does not say when the command stream was created")

@@ -136,9 +136,9 @@ async def ensure_consumer(
     *,
     ack_wait_s: float,
     max_ack_pending: int,
-) -> None:
-    """Create the durable consumer of commands, or bring an existing one up to date."""
-    await jetstream.add_consumer(
+) -> int:
+    """Create the durable consumer of commands, or update it; return how much it has acknowledged."""
+    info = await jetstream.add_consumer(
         names.commands,
         ConsumerConfig(
             name=CONSUMER_NAME,
@@ -152,3 +152,4 @@ async def ensure_consumer(
             max_ack_pending=max_ack_pending,
         ),
     )
+    return info.ack_floor.consumer_seq if info.ack_floor else 0

@@ -11,8 +11,10 @@ import aiosqlite
 
 from timer_service.adapters.sqlite import rows
 from timer_service.adapters.sqlite.connections import (
-    IS_COPY,
+    COPY,
+    NEW,
     connect,
+    exists,
     moved_to,
     prepare,
     translated,
@@ -92,8 +94,9 @@ class SqliteArchive:
 
     async def unfinished_copy_of(self) -> str | None:
         """Return the name of the store that is being copied into this one."""
-        if not (await self._fetch(IS_COPY))[0][0]:
-            return None
+        with translated(self._path):
+            if not await exists(self._connection, COPY):
+                return None
         return str((await self._fetch("SELECT max(source) FROM timer_copy"))[0][0])
 
     async def begin_copy(self, source: str) -> None:
@@ -108,6 +111,7 @@ class SqliteArchive:
     async def end_copy(self) -> None:
         """Forget that: the copy is whole."""
         with translated(self._path):
+            await self._connection.execute(f"DROP TABLE IF EXISTS {NEW}")
             await self._connection.execute("DROP TABLE timer_copy")
 
     async def mark_moved(self, target: str) -> None:

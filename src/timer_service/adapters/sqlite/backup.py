@@ -47,6 +47,8 @@ def back_up(database: Path, target: Path) -> BackupReport:
 
 
 def _copy(database: Path, copy: Path) -> tuple[int, int]:
+    # Made here, so that nobody else may read it from the first byte on.
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with (
         closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as source,
         closing(sqlite3.connect(copy)) as destination,

@@ -22,11 +22,13 @@ OLDEST_SQLITE: Final = (3, 38, 0)
 """STRICT tables came with 3.37, JSON functions in every build with 3.38."""
 
 
-# Whether the file is being filled by `timer-service copy`.
-IS_COPY: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_copy'"
-
-# Whether `timer-service copy` has moved its timers to another store.
-IS_MOVED: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'timer_moved'"
+COPY: Final = "timer_copy"
+"""The table of a file that is being filled by `timer-service copy`."""
+MOVED: Final = "timer_moved"
+"""The table of a file whose timers `timer-service copy` has moved to another store."""
+NEW: Final = "timer_new"
+"""The table of a file that a service made, until it is known that no other should be in its place."""
+_EXISTS: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
 
 
 def require_sqlite() -> None:
@@ -64,13 +66,13 @@ async def _tune(connection: aiosqlite.Connection) -> None:
     await connection.execute("PRAGMA temp_store = MEMORY")
 
 
-async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str, *, mark_new: bool) -> None:
     """Wait for another connection as long as ever, but in short turns: a stop must not wait with us."""
     await writer.execute(f"PRAGMA busy_timeout = {OPENING_TURN_MS}")
     deadline = asyncio.get_running_loop().time() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
-            await prepare(writer, path, now)
+            await prepare(writer, path, now, mark_new=mark_new)
         except sqlite3.OperationalError as error:
             is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
             if not is_busy or asyncio.get_running_loop().time() >= deadline:
@@ -80,7 +82,7 @@ async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str) ->
     await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
 
-async def prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
+async def prepare(writer: aiosqlite.Connection, path: Path, now: str, *, mark_new: bool = False) -> None:
     """Set what the file and the writing connection need, and bring the schema up to date."""
     await _tune(writer)
     # Before the first table: space freed by retention can then be given back step by step.
@@ -91,14 +93,21 @@ async def prepare(writer: aiosqlite.Connection, path: Path, now: str) -> None:
     await writer.execute("PRAGMA foreign_keys = ON")
     await writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
     await writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    if mark_new and not await exists(writer, "timer_migrations"):
+        await writer.execute(f"CREATE TABLE IF NOT EXISTS {NEW} (is_new INTEGER NOT NULL) STRICT")
     await migrate(writer, path, now)
     await _write_once(writer)
 
 
+async def exists(connection: aiosqlite.Connection, table: str) -> bool:
+    """Return whether the file has such a table."""
+    [(found,)] = await connection.execute_fetchall(_EXISTS, (table,))
+    return bool(found)
+
+
 async def refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
     """Refuse a file that a copy was begun into and not finished, or out of and finished."""
-    [(unfinished,)] = await writer.execute_fetchall(IS_COPY)
-    if unfinished:
+    if await exists(writer, COPY):
         raise StoreFailed(f"{path} holds an unfinished copy: run the same `timer-service copy` again")
     target = await moved_to(writer)
     if target is not None:
@@ -110,8 +119,7 @@ async def refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
 
 async def moved_to(connection: aiosqlite.Connection) -> str | None:
     """Return the store that this one's timers were copied to, where that is so."""
-    [(is_moved,)] = await connection.execute_fetchall(IS_MOVED)
-    if not is_moved:
+    if not await exists(connection, MOVED):
         return None
     [(target,)] = await connection.execute_fetchall("SELECT max(target) FROM timer_moved")
     return str(target)
@@ -143,7 +151,7 @@ def translate(error: sqlite3.Error, path: Path) -> TimerServiceError:
     if code == sqlite3.SQLITE_IOERR_SHMSIZE:
         return StoreFull(what)  # The WAL's index could not grow.
     match code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_INTERRUPT:
             return StoreBusy(what)
         case sqlite3.SQLITE_FULL:
             return StoreFull(what)

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiosqlite
+import structlog
 
 from timer_service.adapters.sqlite.connections import (
+    NEW,
     connect,
+    exists,
     prepare_in_time,
     refuse_a_copy,
     require_sqlite,
@@ -24,14 +27,16 @@ from timer_service.adapters.sqlite.connections import (
     uri,
 )
 from timer_service.adapters.sqlite.looks import Looks
-from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.adapters.sqlite.ownership import Ownership, sole_owner
 from timer_service.adapters.sqlite.pages import pages_of
+from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
 from timer_service.adapters.sqlite.rows import COLUMNS as _COLUMNS
 from timer_service.adapters.sqlite.rows import due_timer as _due_timer
 from timer_service.adapters.sqlite.rows import moment as _moment
 from timer_service.adapters.sqlite.rows import row as _row
 from timer_service.adapters.sqlite.rows import text as _text
 from timer_service.adapters.sqlite.rows import timer as _timer
+from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
 from timer_service.domain import timer as rules
 from timer_service.domain.errors import StoreFailed, TransientError
 from timer_service.domain.messages import (
@@ -53,6 +58,11 @@ from timer_service.ports.timer_store import (
 
 VACUUM_PAGES: Final = 256
 """How much freed space one purge gives back to the file system at the most: 1 MiB."""
+
+log = structlog.get_logger(__name__)
+
+_NOBODY: Final = ""
+"""Who asks for counts: no tenant."""
 
 # A batch goes into a statement as one JSON text. SQLite then works it off in one step, beside the
 # interpreter; with a step for each row the two would wait for each other at every row.
@@ -112,6 +122,9 @@ SELECT count(*), min(due_at),
 FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
 """
 
+# A read that fixes the moment which the rest of its transaction sees.
+FIX_THE_MOMENT: Final = "SELECT 1 FROM timer_migrations LIMIT 1"
+
 # Once; from then on the changes are counted.
 COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
 
@@ -121,24 +134,29 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
     """Own the file, bring its schema up to date and open it; give it back at the end."""
     require_sqlite()
     path = path.resolve()
-    with sole_owner(path):
+    with sole_owner(path) as ownership:
         async with AsyncExitStack() as stack:
             try:
                 with translated(path):
                     # Here and not on aiosqlite's thread, which a failing connect would leave behind.
                     sqlite3.connect(uri(path), uri=True).close()
                     writer = await stack.enter_async_context(connect(path))
-                    await prepare_in_time(writer, path, _text(now()))
+                    await prepare_in_time(writer, path, _text(now()), mark_new=True)
                     await refuse_a_copy(writer, path)
+                    is_new = await exists(writer, NEW)
                 reader = await stack.enter_async_context(connect(path, read_only=True))
-                answerer = await stack.enter_async_context(connect(path, read_only=True))
+                answerers = [
+                    await stack.enter_async_context(connect(path, read_only=True)) for _ in range(ANSWERERS)
+                ]
             except TransientError as error:
                 raise StoreFailed(f"cannot write at start: {error}") from error
-            yield SqliteTimerStore(path, writer, reader, answerer)
+            if ownership.created:
+                log.info("store.created", path=str(path))
+            yield SqliteTimerStore(ownership, writer, reader, Questions(path, answerers), is_new=is_new)
 
 
 class SqliteTimerStore:
-    """The timer store on SQLite: one connection writes, one finds what is due, one answers questions.
+    """The timer store on SQLite: one connection writes, one finds what is due, a few answer questions.
 
     So a slow question holds up no timer. Only one writes, because SQLite before 3.51.3 can corrupt a WAL
     that two connections write or checkpoint at once, and because a second writer would only wait.
@@ -146,19 +164,26 @@ class SqliteTimerStore:
 
     def __init__(
         self,
-        path: Path,
+        ownership: Ownership,
         writer: aiosqlite.Connection,
         reader: aiosqlite.Connection,
-        answerer: aiosqlite.Connection,
+        questions: Questions,
+        *,
+        is_new: bool,
     ) -> None:
-        self._path = path
+        path = self._path = ownership.path
+        self._ownership = ownership
+        self._is_new = is_new
         self._writer = writer
         self._reader = reader
-        self._answerer = answerer
+        self._questions = questions
+        self._log = WriteAheadLog(path, writer, questions)
         self._looks = Looks(self._read)
         self._writing = asyncio.Lock()
         self._claiming = asyncio.Lock()
         self._pending: int | None = None
+        self._pending_since: int | None = None
+        """How the count under way has changed since it began; None where that is not known."""
         self._claimed: set[TimerKey] = set()
         self._calling: Counter[TimerKey] = Counter()
         self._called_lately: set[TimerKey] = set()
@@ -236,12 +261,12 @@ class SqliteTimerStore:
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""
-        rows = await self._ask(_GET, (tenant_id, service_call_id))
+        rows = await self._questions.ask(tenant_id, _GET, (tenant_id, service_call_id))
         return _timer(rows[0]) if rows else None
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
         """Merge index-ordered pages, so that no list ever sorts a tenant's whole history."""
-        pages = [await self._ask(*page) for page in pages_of(query)]
+        pages = [await self._questions.ask(query.tenant_id, *page) for page in pages_of(query)]
         found = merge(*pages, key=lambda row: (row[3], row[1]))
         return [_timer(row) for row, _ in zip(found, range(query.limit), strict=False)]
 
@@ -258,14 +283,14 @@ class SqliteTimerStore:
 
     async def count(self, now: datetime) -> StoreCounts:
         """Count what is overdue; what is pending is known from counting every change."""
-        [(overdue, oldest, nearest)] = await self._ask(COUNT_OVERDUE, {"now": _text(now)})
+        [(overdue, oldest, nearest)] = await self._questions.ask(_NOBODY, COUNT_OVERDUE, {"now": _text(now)})
         return StoreCounts(
             pending=await self._count_pending(),
             overdue=overdue,
             oldest_overdue_at=_moment(oldest),
             next_due_at=_moment(nearest),
             file_bytes=_size(self._path),
-            log_bytes=_size(self._path.with_name(self._path.name + "-wal")),
+            log_bytes=self._log.size_bytes,
             free_bytes=shutil.disk_usage(self._path.parent).free,
         )
 
@@ -277,12 +302,38 @@ class SqliteTimerStore:
             changes.pending = -cursor.rowcount
             return cursor.rowcount
 
+    async def meet_history(self, acknowledged: int, *, allow_new: bool = False) -> None:
+        """Learn how many commands were ever acknowledged; refuse to begin anew where that loses timers."""
+        if not self._is_new:
+            return
+        if acknowledged and not allow_new:
+            raise StoreFailed(
+                f"{self._path} is new, but {acknowledged} commands were acknowledged before: the database "
+                "with their timers is missing. Put it back or restore a backup (check TIMER_DB_PATH and "
+                "whether the volume is mounted); to go on without those timers set TIMER_ALLOW_NEW_STORE=true"
+            )
+        async with self._transaction():
+            await self._writer.execute(f"DROP TABLE IF EXISTS {NEW}")
+        self._is_new = False
+
     async def _count_pending(self) -> int:
-        if self._pending is None:
-            # Nothing may change between the count and the first change that is counted.
+        """Count once, beside the writer: it waits only until the moment that is counted is fixed."""
+        if self._pending is not None:
+            return self._pending
+        async with self._questions.asking(_NOBODY) as connection:
             async with self._writing:
-                [(self._pending,)] = await self._ask(COUNT_PENDING, ())
-        return self._pending
+                await connection.execute("BEGIN")
+                await connection.execute_fetchall(FIX_THE_MOMENT)
+                self._pending_since = 0
+            try:
+                [(counted,)] = await connection.execute_fetchall(COUNT_PENDING)
+            finally:
+                with suppress(sqlite3.Error):
+                    await connection.execute("ROLLBACK")
+        if self._pending_since is not None:
+            self._pending = counted + self._pending_since
+            self._pending_since = None
+        return int(counted if self._pending is None else self._pending)
 
     async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
         rows = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
@@ -290,16 +341,8 @@ class SqliteTimerStore:
         return {(timer.tenant_id, timer.service_call_id): timer for timer in timers}
 
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-        return await self._fetch(self._reader, sql, parameters)
-
-    async def _ask(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-        return await self._fetch(self._answerer, sql, parameters)
-
-    async def _fetch(
-        self, connection: aiosqlite.Connection, sql: str, parameters: Any
-    ) -> list[tuple[Any, ...]]:
         with translated(self._path):
-            return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+            return list(await self._reader.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator["_Changes"]:
@@ -310,11 +353,8 @@ class SqliteTimerStore:
                 try:
                     await self._writer.execute("BEGIN IMMEDIATE")
                     yield changes
-                    await self._writer.execute("COMMIT")
-                    if self._pending is not None:
-                        self._pending += changes.pending
+                    await self._commit(changes)
                 except BaseException:
-                    self._pending = None  # Whether the change is in is not known: count again.
                     # Also after a failed COMMIT, and where SQLite has rolled back by itself.
                     with suppress(sqlite3.Error):
                         await self._writer.execute("ROLLBACK")
@@ -322,6 +362,17 @@ class SqliteTimerStore:
                 finally:
                     # Also where it failed: whether the change is in is not always known.
                     self._looks.saved(changes.timers.values())
+        # A commit to a file that nobody finds again is none.
+        self._ownership.check()
+        await self._log.keep_bounded(self._writing)
+
+    async def _commit(self, changes: "_Changes") -> None:
+        pending, since = self._pending, self._pending_since
+        # Whether the change is in is not known before the answer: without one, count again.
+        self._pending = self._pending_since = None
+        await self._writer.execute("COMMIT")
+        self._pending = None if pending is None else pending + changes.pending
+        self._pending_since = None if since is None else since + changes.pending
 
 
 @dataclass(slots=True)

@@ -1,0 +1,94 @@
+"""Answers to callers: each has a time limit, no tenant has more than its share, and the log can be reset."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiosqlite
+
+from timer_service.adapters.sqlite.connections import translated
+from timer_service.domain.errors import StoreBusy
+
+ANSWERERS: Final = 3
+"""Connections that answer. A tenant has one of them at a time: others do not wait for all that it asks."""
+QUESTION_LIMIT_S: Final = 2.0
+"""From asking to the answer, with the wait for a connection; then the question is interrupted."""
+HOLD_PATIENCE_S: Final = 0.25
+"""So long, where nobody new may ask, those who have asked are left alone before they are interrupted."""
+
+
+class Questions:
+    """A few read-only connections that are not needed for firing."""
+
+    def __init__(self, path: Path, connections: Sequence[aiosqlite.Connection]) -> None:
+        self._path = path
+        self._connections = list(connections)
+        self._free = asyncio.Semaphore(len(connections))
+        self._running: set[aiosqlite.Connection] = set()
+        self._shares: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._allowed = asyncio.Event()
+        self._allowed.set()
+        self._quiet = asyncio.Event()
+
+    async def ask(self, tenant_id: str, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
+        """Return the answer; raise StoreBusy where it takes longer than QUESTION_LIMIT_S."""
+        async with self.asking(tenant_id) as connection:
+            return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def asking(self, tenant_id: str) -> AsyncIterator[aiosqlite.Connection]:
+        """Lend a connection for as long as a question may take."""
+        share = self._shares[tenant_id]
+        try:
+            async with asyncio.timeout(QUESTION_LIMIT_S), share, self._free:
+                await self._allowed.wait()
+                async with self._lent() as connection:
+                    yield connection
+        except TimeoutError as error:
+            raise StoreBusy(f"a question took longer than {QUESTION_LIMIT_S:g} s") from error
+        finally:
+            if not share.locked():
+                self._shares.pop(tenant_id, None)
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[aiosqlite.Connection]:
+        connection = self._connections.pop()
+        self._running.add(connection)
+        try:
+            with translated(self._path):
+                yield connection
+        except BaseException:
+            # Nobody waits for the answer any more; without this the next one to ask would.
+            await connection.interrupt()
+            raise
+        finally:
+            self._running.discard(connection)
+            self._connections.append(connection)
+            if not self._running:
+                self._quiet.set()
+
+    @asynccontextmanager
+    async def held_back(self) -> AsyncIterator[None]:
+        """Let nobody ask for a moment; interrupt whoever does not come to an end."""
+        self._allowed.clear()
+        try:
+            for _ in range(2):
+                await self._wait_until_quiet()
+                for connection in self._running:
+                    await connection.interrupt()
+            yield
+        finally:
+            self._allowed.set()
+
+    async def _wait_until_quiet(self) -> None:
+        if not self._running:
+            return
+        self._quiet.clear()
+        try:
+            async with asyncio.timeout(HOLD_PATIENCE_S):
+                await self._quiet.wait()
+        except TimeoutError:
+            pass  # They are interrupted next.

@@ -1,0 +1,238 @@
+"""What questions to the SQLite store cost, and that they hold up neither tenants nor writes nor the log."""
+
+import asyncio
+import shutil
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.clock import START
+from tests.support.steps import counted
+from tests.support.timers import ACME, GLOBEX, at, call, correlation, schedule
+from timer_service.adapters.sqlite import connections, questions, write_ahead_log
+from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.domain.errors import StoreBusy, StoreFailed
+from timer_service.domain.timer import TimerState
+from timer_service.ports.timer_store import TimerQuery
+
+DEEP = 20_000
+LIMIT = 100
+FIRST_DUE = datetime(2030, 1, 1, tzinfo=UTC)
+
+# `:apart` 0 gives all timers one due time, 1 gives each its own. Every timer belongs to one request.
+FILL = """
+WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count - 1)
+INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+  correlation_id, reached_at, stream_created_us, stream_sequence)
+SELECT 'acme', printf('order-%06d', n), :state,
+  strftime('%Y-%m-%dT%H:%M:%S.000Z', 1893456000 + n * :apart, 'unixepoch'), 1, '2025-01-01T00:00:00.000Z',
+  'request-1', CASE :state WHEN 'Reached' THEN '2025-01-01T00:00:00.000Z' END, 1, n
+FROM numbers
+"""
+# It reads the table and never ends.
+ENDLESS = """
+WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers)
+SELECT count(*) FROM numbers, (SELECT count(*) FROM timer_schedules)
+"""
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteTimerStore]:
+    async with open_sqlite_store(tmp_path / "timers.db", lambda: START) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["one due time", "a due time each"])
+def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """Return a file with many reached timers of one tenant and one request, and how far apart they are."""
+    path = tmp_path_factory.mktemp("deep") / "timers.db"
+
+    async def make() -> None:
+        async with open_sqlite_store(path, lambda: START) as store:
+            values = {"count": DEEP, "state": "Reached", "apart": request.param}
+            await store._writer.execute(FILL, values)
+
+    asyncio.run(make())
+    return path, request.param
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        TimerQuery(ACME, limit=LIMIT),
+        TimerQuery(ACME, state=TimerState.REACHED, limit=LIMIT),
+        TimerQuery(ACME, correlation_id=correlation("request-1"), limit=LIMIT),
+        TimerQuery(ACME, due_from=FIRST_DUE, limit=LIMIT),
+        TimerQuery(ACME, due_from=FIRST_DUE, correlation_id=correlation("request-1"), limit=LIMIT),
+    ],
+    ids=["all", "by state", "by correlation", "from a due time", "by correlation from a due time"],
+)
+async def test_the_first_page_and_the_last_cost_the_same(deep: tuple[Path, int], query: TimerQuery) -> None:
+    path, apart = deep
+    last = DEEP - LIMIT - 1
+    after = (FIRST_DUE + timedelta(seconds=last * apart), call(f"order-{last:06}"))
+    async with open_sqlite_store(path, lambda: START) as store:
+        async with counted(*store._questions._connections) as first_steps:
+            first_page = await store.list_timers(query)
+        async with counted(*store._questions._connections) as last_steps:
+            last_page = await store.list_timers(replace(query, after=after))
+
+    assert [timer.service_call_id for timer in first_page] == [f"order-{n:06}" for n in range(LIMIT)]
+    assert [timer.service_call_id for timer in last_page] == [
+        f"order-{n:06}" for n in range(last + 1, last + 1 + LIMIT)
+    ]
+    assert 0 < last_steps[0] <= 1.5 * first_steps[0]
+
+
+async def test_counting_passes_pending_timers_only(deep: tuple[Path, int], tmp_path: Path) -> None:
+    path = tmp_path / "timers.db"
+    shutil.copyfile(deep[0], path)
+    async with open_sqlite_store(path, lambda: START) as store:
+        await store.apply([schedule(f"waiting-{n}", 60, number=n) for n in range(10)], at(0))
+        async with counted(*store._questions._connections) as steps:
+            counts = await store.count(at(0))
+
+    assert counts.pending == 10
+    assert steps[0] < 500
+
+
+# The time limit
+
+
+async def test_a_question_that_takes_too_long_is_interrupted_and_told_to_ask_again(
+    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 0.05)
+
+    for _ in range(2 * questions.ANSWERERS):
+        with pytest.raises(StoreBusy) as caught:
+            await store._questions.ask(ACME, ENDLESS)
+    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
+
+    assert str(caught.value) == "a question took longer than 0.05 s"
+    assert await store.get(ACME, call("order-1")) is None
+    assert (await store.count(at(0))).pending == 0
+
+
+async def test_one_tenants_endless_questions_hold_up_no_other_tenant(
+    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
+    await store.apply([schedule("mine", tenant=GLOBEX)], at(0))
+    endless = [asyncio.ensure_future(store._questions.ask(ACME, ENDLESS)) for _ in range(20)]
+    await asyncio.sleep(0)
+
+    found = await store.get(GLOBEX, call("mine"))
+    counts = await store.count(at(0))
+    for question in endless:
+        question.cancel()
+    await asyncio.gather(*endless, return_exceptions=True)
+
+    assert found is not None
+    assert counts.pending == 1
+    assert await store.get(ACME, call("mine")) is None
+    assert dict(store._questions._shares) == {}
+
+
+# Counting beside writing
+
+
+async def test_a_long_count_holds_up_no_command_and_counts_it_all_the_same(store: SqliteTimerStore) -> None:
+    await store.apply([schedule(f"order-{n}", 60, number=n) for n in range(1_000)], at(0))
+    counting, go_on = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        counting.set()
+        go_on.wait(60)
+        return 0
+
+    for connection in store._questions._connections:
+        await connection.set_progress_handler(wait, 2_000)  # Only a count of everything takes so many steps.
+    count = asyncio.ensure_future(store.count(at(0)))
+    await asyncio.to_thread(counting.wait, 60)
+    await store.apply([schedule("another", 60)], at(0))
+    go_on.set()
+
+    assert (await count).pending == 1_001
+    assert (await store.count(at(0))).pending == 1_001
+
+
+async def test_a_transaction_that_failed_before_its_commit_needs_no_new_count(
+    store: SqliteTimerStore,
+) -> None:
+    await store.apply([schedule("order-1", 60)], at(0))
+    await store.count(at(0))
+    with pytest.raises(StoreFailed):
+        await store.apply([schedule("order-2", number=2), schedule("x" * 256, number=3)], at(0))
+
+    assert store._pending == 1
+    assert (await store.count(at(0))).pending == 1
+
+
+# The log
+
+
+async def test_the_log_stays_bounded_while_somebody_always_reads(
+    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 1_000_000
+    monkeypatch.setattr(write_ahead_log, "LOG_LIMIT_BYTES", limit)
+    monkeypatch.setattr(write_ahead_log, "GROWTH_BYTES", limit // 4)
+    monkeypatch.setattr(questions, "HOLD_PATIENCE_S", 0.02)
+    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
+    await store._writer.execute("PRAGMA wal_autocheckpoint = 100")
+    largest, refused, over = 0, 0, False
+
+    async def read(tenant: str) -> None:
+        """Ask again as soon as the last question is interrupted: there is always somebody who reads."""
+        nonlocal refused
+        while not over:
+            try:
+                await store._questions.ask(tenant, ENDLESS)
+            except StoreBusy:
+                refused += 1
+
+    readers = [asyncio.ensure_future(read(tenant)) for tenant in ("one", "two")]
+    for batch in range(40):
+        commands = [schedule(f"order-{batch}-{n}", number=n) for n in range(200)]
+        await store.apply(commands, at(0))
+        largest = max(largest, store._log.size_bytes)
+    over = True
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+
+    assert refused > 0
+    assert limit / 2 < largest < 2 * limit
+    assert len(await store.list_timers(TimerQuery(ACME, limit=10_000))) == 8_000
+
+
+async def test_a_reader_outside_the_service_lets_the_log_grow_and_commands_go_on(
+    store: SqliteTimerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_ahead_log, "LOG_LIMIT_BYTES", 200_000)
+    monkeypatch.setattr(write_ahead_log, "GROWTH_BYTES", 1_000_000)
+    monkeypatch.setattr(write_ahead_log, "RESET_WAIT_MS", 1)
+    batches = [[schedule(f"order-{b}-{n}", number=n) for n in range(200)] for b in range(4)]
+
+    with closing(sqlite3.connect(tmp_path / "timers.db", isolation_level=None)) as backup:
+        backup.execute("BEGIN")
+        backup.execute("SELECT count(*) FROM timer_schedules").fetchall()
+        for batch in batches[:3]:
+            await store.apply(batch, at(0))
+        grown = store._log.size_bytes
+        tried_again_beyond = store._log._limit
+        backup.execute("ROLLBACK")
+    store._log._limit = 0
+    await store.apply(batches[3], at(0))
+
+    assert 200_000 < grown < tried_again_beyond
+    assert store._log.size_bytes == 0
+    [(timeout_ms,)] = await store._writer.execute_fetchall("PRAGMA busy_timeout")
+    assert timeout_ms == connections.BUSY_TIMEOUT_MS
