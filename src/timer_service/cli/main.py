@@ -68,7 +68,7 @@ def _add_running(commands: "_Commands[argparse.ArgumentParser]") -> None:
     run = commands.add_parser("run", help="run the service against TIMER_BROKER_URL (the default)")
     run.set_defaults(handler=running.run)
 
-    dev = commands.add_parser("dev", help="run the service with a broker of its own, to try it out")
+    dev = commands.add_parser("dev", help="run the service with its own broker, to try it out")
     dev.add_argument("--dir", type=Path, default=Path(".timer-service"), help="for its data (%(default)s)")
     dev.add_argument("--port", type=_port, help="the broker's port (4222, or a free one)")
     dev.set_defaults(handler=running.dev)
@@ -107,9 +107,7 @@ def _add_asking(commands: "_Commands[argparse.ArgumentParser]") -> None:
     listing.add_argument("--correlation-id")
     listing.add_argument("--due-from", type=_moment, metavar="TIME", help="inclusive")
     listing.add_argument("--due-before", type=_moment, metavar="TIME", help="exclusive")
-    listing.add_argument(
-        "--limit", type=_count, default=50, metavar="N", help="at most so many (%(default)s)"
-    )
+    listing.add_argument("--limit", type=_count, default=50, metavar="N", help="at most N (%(default)s)")
     _add_client_arguments(listing)
     listing.set_defaults(handler=timers.list_timers)
 
@@ -131,9 +129,7 @@ def _add_deadletters(commands: "_Commands[argparse.ArgumentParser]") -> None:
     listing = actions.add_parser("list", help="list the newest letters")
     listing.add_argument("--tenant", help="only this tenant's")
     listing.add_argument("--since", type=_duration, default="24h", metavar="DURATION", help="(%(default)s)")
-    listing.add_argument(
-        "--limit", type=_count, default=20, metavar="N", help="at most so many (%(default)s)"
-    )
+    listing.add_argument("--limit", type=_count, default=20, metavar="N", help="at most N (%(default)s)")
     _add_client_arguments(listing)
     listing.set_defaults(handler=deadletters.list_letters)
 
@@ -163,7 +159,7 @@ def _add_files(commands: "_Commands[argparse.ArgumentParser]") -> None:
         "--from", dest="source", required=True, metavar="URL", help="sqlite:///path or postgresql://…"
     )
     copy.add_argument("--to", dest="target", required=True, metavar="URL", help="an empty store")
-    copy.add_argument("--restart", action="store_true", help="begin an unfinished copy anew")
+    copy.add_argument("--restart", action="store_true", help="start an unfinished copy again")
     copy.add_argument("--json", action="store_true", help="for programs")
     copy.set_defaults(handler=copying.copy)
 

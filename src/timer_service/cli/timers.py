@@ -54,7 +54,7 @@ def cancel(options: argparse.Namespace) -> int:
         accepted = await client.cancel(options.tenant, options.id)
         tell(
             options,
-            f"{options.tenant}/{options.id} is to be cancelled",
+            f"cancellation of {options.tenant}/{options.id} requested",
             {
                 "tenantId": options.tenant,
                 "serviceCallId": options.id,
