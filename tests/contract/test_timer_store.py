@@ -515,6 +515,22 @@ async def test_within_a_few_looks_each_of_500_tenants_has_its_turn(store: TimerS
     assert served == {ACME, *tenants}
 
 
+async def test_a_lone_timer_has_its_turn_where_more_tenants_than_a_claim_holds_have_older_ones(
+    store: TimerStore,
+) -> None:
+    for n in range(30):
+        await keep(store, *backlog(40, tenant=f"tenant-{n:02}", first_due_s=-1000 + n))
+    await keep(store, schedule("lone", 0, tenant=GLOBEX, number=2_000))
+    looks = 0
+
+    while "lone" in await listed(store, TimerQuery(GLOBEX, state=TimerState.SCHEDULED)):
+        looks += 1
+        async with fired(store, limit=10) as (timers, _):
+            assert len(timers) == 10
+
+    assert looks <= 2 * math.ceil(31 / 10)
+
+
 async def test_a_backlog_of_500_tenants_is_drained_and_nothing_claimed_twice(store: TimerStore) -> None:
     waiting = [schedule("later", 60, tenant=f"idle-{n:03}", number=1) for n in range(500)]
     due = [c for n in range(500) for c in backlog(n % 4, tenant=f"tenant-{n:03}", first_due_s=-500)]
