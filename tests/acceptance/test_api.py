@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.calls import call, call_raw
+from tests.support.calls import call, call_raw, call_until_answered
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
 from tests.support.schemas import complaints
@@ -85,7 +85,7 @@ async def test_cancelled_means_that_it_never_fires_also_in_the_moment_it_comes_d
         assert row is not None
         # Aim at the due time itself, a little before and a little after.
         await asyncio.sleep(max(0.0, 0.25 + number * 0.01 - 0.05 + (number % 10) * 0.01))
-        return name, (await call(world, "cancel", serviceCallId=name))["outcome"]
+        return name, (await call_until_answered(world, "cancel", serviceCallId=name))["outcome"]
 
     outcomes = dict(await asyncio.gather(*(cancel(number, name) for number, name in enumerate(names))))
     reached = [name for name in names if outcomes[name] == "already_reached"]
@@ -105,7 +105,7 @@ async def test_a_cancel_of_a_due_timer_waits_for_its_firing(world: World) -> Non
     with closing(sqlite3.connect(world.db_path, isolation_level=None)) as link:
         link.execute("BEGIN IMMEDIATE")
         await world.wait_for_events(1)
-        asked = asyncio.create_task(call(world, "cancel", serviceCallId="a"))
+        asked = asyncio.create_task(call_until_answered(world, "cancel", serviceCallId="a"))
         await asyncio.sleep(0)
         link.execute("ROLLBACK")
     answer = await asked
