@@ -226,15 +226,18 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_sleep_until",
         ("seconds = min(seconds, max(0.0, ", "seconds = (max(0.0, "),
     ),
-    "a request is answered although its transaction failed": lambda: rewritten(
+    "a request is answered before the commit": lambda: rewritten(
         answer_requests.RequestDesk,
         "_work",
         (
-            "            results = [error] * len(group)\n",
+            "            results = await self._store.answer(requests, self._clock.now())\n",
             """\
             from timer_service.domain.timer import apply
-            applied = [apply(None, waiting.request, self._clock.now()) for waiting in group]
+            now = self._clock.now()
+            known = [await self._store.get(r.tenant_id, r.service_call_id) for r in requests]
+            applied = [apply(timer, request, now) for timer, request in zip(known, requests)]
             results = [Applied(outcome, timer) for timer, outcome in applied]
+            asyncio.ensure_future(self._store.answer(requests, now))
 """,
         ),
     ),
