@@ -13,6 +13,7 @@ from typing import Final
 from bench.beside import measure_answers, measure_purge
 from bench.harness import NotMeasured
 from bench.limits import Limits
+from bench.neighbours import measure_neighbours
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
 from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
@@ -57,6 +58,7 @@ PARTS: Final[dict[str, Measure]] = {
     "scale": measure_scale,
     "polls": measure_polls,
     "fairness": measure_fairness,
+    "neighbours": measure_neighbours,
     "answers": measure_answers,
     "purge": measure_purge,
     "postgres": measure_postgres,

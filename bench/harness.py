@@ -178,6 +178,10 @@ class TimerService:
     def pid(self) -> int:
         return self._running.pid
 
+    def log(self) -> str:
+        """Return what the service has logged."""
+        return self._log_path.read_text()
+
     def memory(self) -> Memory:
         """Return VmRSS and VmHWM."""
         status = Path(f"/proc/{self.pid}/status").read_text()

@@ -20,6 +20,9 @@ class Plan:
     both_rate: int = 2_000
     fairness_burst: int = 100_000
     fairness_rate: int = 10
+    neighbour_s: float = 15.0
+    neighbour_rate: int = 50
+    flood_rate: int = 5_000
     pending: tuple[int, ...] = (10_000, 1_000_000)
     reached: int = 1_000_000
     idle_s: float = 20.0
@@ -47,6 +50,7 @@ QUICK = Plan(
     steady_s=2.0,
     both_rate=500,
     fairness_burst=5_000,
+    neighbour_s=3.0,
     pending=(1_000, 50_000),
     reached=50_000,
     idle_s=2.0,
