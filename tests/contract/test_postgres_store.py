@@ -40,7 +40,7 @@ from timer_service.domain.errors import (
     TimerServiceError,
     TransientError,
 )
-from timer_service.domain.messages import Command
+from timer_service.domain.messages import Command, Trace
 from timer_service.domain.timer import DueTimer, Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery, TimerStore
 
@@ -194,6 +194,7 @@ async def test_a_user_without_the_right_to_create_can_run_on_a_migrated_database
             owner_url,
             f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON timer_schedules TO {name}",
+            f"GRANT SELECT, INSERT, UPDATE ON timer_stream_epochs TO {name}",
             f"GRANT SELECT ON timer_migrations TO {name}",
         )
         worker_url = re.sub(r"//[^@/]*@", f"//{name}:secret@", owner_url)
@@ -503,7 +504,9 @@ async def test_whoever_comes_first_the_newest_command_wins(
     pair: list[PostgresTimerStore], newest_first: bool
 ) -> None:
     names = [f"order-{n:03}" for n in range(200)]
-    older: list[Command] = [schedule(name, 10, number=n + 1) for n, name in enumerate(names)]
+    older: list[Command] = [
+        schedule(name, 10, number=n + 1, correlation="older", trace="older") for n, name in enumerate(names)
+    ]
     # In the other direction, so that the two batches meet in the middle.
     newer: list[Command] = [schedule(name, 20, number=n + 1000) for n, name in enumerate(reversed(names))]
     batches = [newer, older] if newest_first else [older, newer]
@@ -513,6 +516,7 @@ async def test_whoever_comes_first_the_newest_command_wins(
     found = await pair[0].list_timers(TimerQuery(ACME, limit=1000))
     assert [timer.due_at for timer in found] == [at(20)] * 200
     assert {timer.position.sequence for timer in found} == set(range(1000, 1200))
+    assert {(timer.correlation_id, timer.trace) for timer in found} == {("older", Trace("older", None))}
 
 
 async def test_many_batches_over_the_same_timers_never_wait_for_each_other_in_a_ring(url: str) -> None:

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +32,7 @@ from tests.support.timers import (
 )
 from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.domain import timer as rules
-from timer_service.domain.messages import Command, DueTimeReached, Position, ServiceCallId, TenantId
+from timer_service.domain.messages import Command, DueTimeReached, Position, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack, TimerQuery, TimerStore
 
@@ -103,6 +105,63 @@ async def test_a_cancel_of_an_unknown_timer_is_kept_whole(store: TimerStore) -> 
         cancelled_at=at(1),
         position=Position(3, 7),
     )
+
+
+IN_ORDER: Final[list[Command]] = [
+    schedule(due_s=60, number=1, correlation="request-1", trace="trace-1"),
+    schedule(due_s=90, number=2, trace="trace-2"),
+    cancel(number=3),
+    schedule(due_s=120, number=4),
+]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
+async def test_any_order_of_commands_ends_with_the_same_timer(
+    store: TimerStore, count: int, together: bool
+) -> None:
+    orders = list(permutations(IN_ORDER[:count]))
+    deliveries = [
+        [replace(order[step], service_call_id=call(f"order-{n}")) for n, order in enumerate(orders)]
+        for step in [*range(count), *range(count)]  # Each comes twice.
+    ]
+    batches = [[command for delivery in deliveries for command in delivery]] if together else deliveries
+
+    for batch in batches:
+        await store.apply(batch, at(0))
+
+    found = [await store.get(ACME, call(f"order-{n}")) for n, _ in enumerate(orders)]
+    assert found[0] is not None
+    assert found[0].trace == Trace("trace-2", None)
+    assert found[0].correlation_position == Position(1, 1)
+    assert {timer and replace(timer, service_call_id=call(""), generation=0) for timer in found} == {
+        replace(found[0], service_call_id=call(""), generation=0)
+    }
+
+
+async def test_what_an_overtaken_schedule_has_set_is_carried_by_the_event(store: TimerStore) -> None:
+    await store.apply([schedule(due_s=-1, number=2)], at(0))
+    await store.apply([schedule(due_s=-5, number=1, correlation="request-1", trace="trace-1")], at(0))
+
+    async with store.claim_due(at(0), 10) as claimed:
+        [due] = claimed.timers
+
+    assert (due.due_at, due.correlation_id, due.trace) == (at(-1), "request-1", Trace("trace-1", None))
+
+
+async def test_a_cancel_that_came_first_keeps_the_due_time_of_the_schedule_that_it_overtook(
+    store: TimerStore,
+) -> None:
+    await store.apply([cancel(number=2)], at(0))
+
+    outcomes = await store.apply([schedule(due_s=-1, number=1)], at(0))
+
+    assert outcomes == [Outcome.SUPERSEDED]
+    timer = await store.get(ACME, call("order-1"))
+    assert timer is not None
+    assert (timer.state, timer.due_at) == (TimerState.CANCELLED, at(-1))
+    async with store.claim_due(at(0), 10) as claimed:
+        assert not claimed.timers
 
 
 SCHEDULED = schedule(due_s=0, number=1, correlation="request-1")
@@ -901,9 +960,10 @@ async def test_two_tenants_with_one_id_never_touch_each_other(store: TimerStore)
         scheduled_timer("order-1", -2), state=TimerState.REACHED, reached_at=at(1)
     )
     assert await store.get(GLOBEX, call("order-1")) == replace(
-        scheduled_timer("order-1", -1, tenant=GLOBEX, number=3),
+        scheduled_timer("order-1", -1, tenant=GLOBEX, number=2),
         state=TimerState.CANCELLED,
         cancelled_at=NOW,
+        position=Position(1, 3),
     )
 
 

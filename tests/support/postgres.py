@@ -25,6 +25,7 @@ import asyncpg
 from tests.support.broker import free_port
 from tests.support.patience import PATIENCE_S
 from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.messages import Command, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_store import (
@@ -245,7 +246,7 @@ async def database_clock() -> AsyncIterator[DatabaseClock]:
     connection = await asyncpg.connect(_within(name))
     try:
         yield DatabaseClock(_within(name), connection)
-        await connection.execute("TRUNCATE timer_schedules")
+        await connection.execute("TRUNCATE timer_schedules, timer_stream_epochs")
         _schemas_with_clock.append(name)
     finally:
         await connection.close()
@@ -290,6 +291,12 @@ class InStep:
     async def count(self, now: datetime) -> StoreCounts:
         await self._clock.set(now)
         return await self._store.count(now)
+
+    async def stream_epochs(self) -> list[StreamEpoch]:
+        return await self._store.stream_epochs()
+
+    async def begin_epoch(self, epoch: StreamEpoch) -> bool:
+        return await self._store.begin_epoch(epoch)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     TenantId,
+    Trace,
 )
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import TimerStore
@@ -42,6 +43,7 @@ def schedule(
     number: int = 1,
     stream: int = 1,
     correlation: str | None = None,
+    trace: str | None = None,
 ) -> ScheduleTimer:
     """Return a ScheduleTimer, the `number`th message of its stream."""
     return ScheduleTimer(
@@ -50,6 +52,7 @@ def schedule(
         due_at=at(due_s),
         correlation_id=None if correlation is None else CorrelationId(correlation),
         position=Position(stream, number),
+        trace=None if trace is None else Trace(trace, None),
     )
 
 
@@ -68,8 +71,10 @@ def scheduled_timer(
     correlation: str | None = None,
     number: int = 1,
     stream: int = 1,
+    correlated_by: int | None = None,
 ) -> Timer:
-    """Return a timer that waits for its due time."""
+    """Return a timer that waits for its due time; its newest command has set all that it is, unless said."""
+    position = Position(stream, number)
     return Timer(
         tenant_id=TenantId(tenant),
         service_call_id=ServiceCallId(name),
@@ -80,7 +85,9 @@ def scheduled_timer(
         correlation_id=None if correlation is None else CorrelationId(correlation),
         reached_at=None,
         cancelled_at=None,
-        position=Position(stream, number),
+        position=position,
+        due_position=position,
+        correlation_position=None if correlation is None else Position(stream, correlated_by or number),
     )
 
 

@@ -1,6 +1,7 @@
 """The timer and its only legal transitions."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.timers import ACME, at, call, cancel, correlation, reached, schedule, scheduled_timer
 from timer_service.domain import timer as rules
-from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer
+from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, Trace
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 
 # No row yet
@@ -31,6 +32,8 @@ def test_a_first_schedule_makes_a_timer_of_generation_1() -> None:
         reached_at=None,
         cancelled_at=None,
         position=Position(1, 7),
+        due_position=Position(1, 7),
+        correlation_position=Position(1, 7),
     )
 
 
@@ -68,7 +71,9 @@ def test_a_new_due_time_is_the_next_generation_of_the_same_timer() -> None:
     after, outcome = rules.apply(before, schedule(due_s=90, number=2), at(5))
 
     assert outcome is Outcome.RESCHEDULED
-    assert after == replace(before, due_at=at(90), generation=2, position=Position(1, 2))
+    assert after == scheduled_timer(
+        due_s=90, generation=2, correlation="request-1", number=2, correlated_by=1
+    )
 
 
 def test_an_earlier_due_time_is_taken_as_well() -> None:
@@ -77,7 +82,7 @@ def test_an_earlier_due_time_is_taken_as_well() -> None:
     after, outcome = rules.apply(before, schedule(due_s=30, number=2), at(5))
 
     assert outcome is Outcome.RESCHEDULED
-    assert after == replace(before, due_at=at(30), generation=2, position=Position(1, 2))
+    assert after == scheduled_timer(due_s=30, generation=2, number=2)
 
 
 def test_the_same_due_time_keeps_the_generation_and_advances_the_position() -> None:
@@ -86,7 +91,7 @@ def test_the_same_due_time_keeps_the_generation_and_advances_the_position() -> N
     after, outcome = rules.apply(before, schedule(due_s=60, number=2), at(5))
 
     assert outcome is Outcome.UNCHANGED
-    assert after == replace(before, position=Position(1, 2))
+    assert after == scheduled_timer(due_s=60, number=2)
 
 
 @pytest.mark.parametrize("due_s", [60, 90])
@@ -136,7 +141,9 @@ def test_a_cancelled_timer_is_scheduled_anew_in_the_next_generation(due_s: float
     after, outcome = rules.apply(before, schedule(due_s=due_s, number=3), at(6))
 
     assert outcome is Outcome.SCHEDULED
-    assert after == scheduled_timer(due_s=due_s, generation=2, correlation="request-1", number=3)
+    assert after == scheduled_timer(
+        due_s=due_s, generation=2, correlation="request-1", number=3, correlated_by=1
+    )
 
 
 def test_a_schedule_after_a_remembered_cancel_is_generation_1() -> None:
@@ -159,8 +166,8 @@ def test_a_second_cancel_changes_only_the_position() -> None:
 
 # The position guard
 
-SCHEDULED = scheduled_timer(number=5, stream=2)
-CANCELLED, _ = rules.apply(scheduled_timer(number=4, stream=2), cancel(number=5, stream=2), at(1))
+SCHEDULED = scheduled_timer(number=5, stream=2, correlation="mine")
+CANCELLED, _ = rules.apply(SCHEDULED, cancel(number=6, stream=2), at(1))
 
 
 @pytest.mark.parametrize("timer", [SCHEDULED, CANCELLED], ids=["Scheduled", "Cancelled"])
@@ -189,7 +196,11 @@ def test_a_newer_command_counts_also_when_the_stream_began_again(where: tuple[in
     after, outcome = rules.apply(SCHEDULED, schedule(due_s=90, number=number, stream=stream), at(9))
 
     assert outcome is Outcome.RESCHEDULED
-    assert after == scheduled_timer(due_s=90, generation=2, number=number, stream=stream)
+    assert after == replace(
+        scheduled_timer(due_s=90, generation=2, number=number, stream=stream),
+        correlation_id=correlation("mine"),
+        correlation_position=Position(2, 5),
+    )
 
 
 def test_a_command_that_an_unchanged_schedule_overtook_does_not_undo_it() -> None:
@@ -208,16 +219,83 @@ def test_a_schedule_that_a_second_cancel_overtook_does_not_undo_it() -> None:
     after, outcome = rules.apply(twice, schedule(number=2), at(2))
 
     assert outcome is Outcome.SUPERSEDED
-    assert after is twice
+    assert after == replace(twice, due_at=at(60), generation=1, due_position=Position(1, 2))
 
 
 def test_a_schedule_that_its_cancel_overtook_never_fires() -> None:
     remembered, _ = rules.apply(None, cancel(number=2), at(0))
 
-    after, outcome = rules.apply(remembered, schedule(number=1), at(1))
+    after, outcome = rules.apply(remembered, schedule(number=1, correlation="request-1"), at(1))
 
     assert outcome is Outcome.SUPERSEDED
-    assert after is remembered
+    assert after == replace(
+        remembered,
+        due_at=at(60),
+        generation=1,
+        correlation_id=correlation("request-1"),
+        due_position=Position(1, 1),
+        correlation_position=Position(1, 1),
+    )
+
+
+def test_an_overtaken_schedule_still_gives_the_correlation_id_and_trace_that_no_newer_one_has_set() -> None:
+    moved, _ = rules.apply(None, schedule(due_s=90, number=2), at(0))
+
+    after, outcome = rules.apply(
+        moved, schedule(due_s=60, number=1, correlation="request-1", trace="trace-1"), at(1)
+    )
+
+    assert outcome is Outcome.SUPERSEDED
+    assert after == replace(
+        scheduled_timer(due_s=90, number=2, correlation="request-1", correlated_by=1),
+        trace=Trace("trace-1", None),
+        trace_position=Position(1, 1),
+    )
+
+
+def test_the_newest_trace_wins() -> None:
+    before, _ = rules.apply(None, schedule(number=1, trace="trace-1"), at(0))
+
+    after, _ = rules.apply(before, schedule(number=2, trace="trace-2"), at(1))
+
+    assert (after.trace, after.trace_position) == (Trace("trace-2", None), Position(1, 2))
+
+
+def test_a_trace_is_kept_where_a_newer_command_has_none() -> None:
+    before, _ = rules.apply(None, schedule(number=1, trace="trace-1"), at(0))
+
+    after, _ = rules.apply(before, schedule(number=2), at(1))
+
+    assert (after.trace, after.trace_position) == (Trace("trace-1", None), Position(1, 1))
+
+
+def test_a_call_counts_as_newer_than_the_newest_command_at_its_time() -> None:
+    timer, _ = rules.apply(None, schedule(due_s=60, number=5, correlation="stream", trace="stream"), at(0))
+    asked = replace(schedule(due_s=90, number=5, correlation="call", trace="call"), is_call=True)
+
+    after, outcome = rules.apply(timer, asked, at(1))
+
+    assert outcome is Outcome.RESCHEDULED
+    assert (after.due_at, after.correlation_id, after.trace) == (at(90), "call", Trace("call", None))
+
+
+def test_a_command_that_a_call_overtook_gives_only_what_the_call_left_open() -> None:
+    asked = replace(schedule(due_s=90, number=5, trace="call"), is_call=True)
+    timer, _ = rules.apply(None, asked, at(0))
+
+    after, outcome = rules.apply(
+        timer, schedule(due_s=60, number=5, correlation="stream", trace="stream"), at(1)
+    )
+
+    assert outcome is Outcome.SUPERSEDED
+    assert (after.due_at, after.correlation_id, after.trace) == (at(90), "stream", Trace("call", None))
+
+
+def test_a_call_that_was_overtaken_changes_nothing_because_it_comes_again() -> None:
+    timer = scheduled_timer(number=6)
+    asked = replace(schedule(due_s=90, number=5, correlation="call", trace="call"), is_call=True)
+
+    assert rules.apply(timer, asked, at(1)) == (timer, Outcome.SUPERSEDED)
 
 
 # Marking
@@ -273,6 +351,7 @@ def _commands(draw: st.DrawFn) -> list[Command]:
             number=place.sequence,
             stream=place.stream_created_us,
             correlation=draw(st.sampled_from([None, "request-1", "request-2"])),
+            trace=draw(st.sampled_from([None, "trace-1", "trace-2"])),
         )
         if draw(st.booleans())
         else cancel(number=place.sequence, stream=place.stream_created_us)
@@ -280,10 +359,22 @@ def _commands(draw: st.DrawFn) -> list[Command]:
     ]
 
 
-def _wish(command: Command) -> tuple[TimerState, object]:
-    if isinstance(command, ScheduleTimer):
-        return TimerState.SCHEDULED, command.due_at
-    return TimerState.CANCELLED, None
+def _expected(commands: list[Command]) -> tuple[object, ...]:
+    """Return what the newest command that says anything about it makes of each part of a timer."""
+    in_order = sorted(commands, key=lambda command: command.position)
+    schedules = [command for command in in_order if isinstance(command, ScheduleTimer)]
+    cancelled = isinstance(in_order[-1], CancelTimer)
+    return (
+        TimerState.CANCELLED if cancelled else TimerState.SCHEDULED,
+        schedules[-1].due_at if schedules else None,
+        next((c.correlation_id for c in reversed(schedules) if c.correlation_id), None),
+        next((c.trace for c in reversed(schedules) if c.trace), None),
+        in_order[-1].position,
+    )
+
+
+def _known(timer: Timer) -> tuple[object, ...]:
+    return timer.state, timer.due_at, timer.correlation_id, timer.trace, timer.position
 
 
 def _apply_all(commands: list[Command]) -> Timer | None:
@@ -298,20 +389,39 @@ def test_a_newer_command_is_never_undone_in_whatever_order_commands_come(data: s
     commands = data.draw(_commands())
     deliveries = data.draw(st.lists(st.sampled_from(commands), min_size=1, max_size=20))
     timer: Timer | None = None
-    newest = deliveries[0]
     due_of_generation: dict[int, object] = {}
 
-    for delivered in deliveries:
+    for count, delivered in enumerate(deliveries, 1):
         before = timer
         timer, _ = rules.apply(timer, delivered, at(0))
-        newest = max(newest, delivered, key=lambda command: command.position)
 
-        state, due_at = _wish(newest)
-        assert (timer.state, timer.position) == (state, newest.position)
-        assert state is TimerState.CANCELLED or timer.due_at == due_at
+        assert _known(timer) == _expected(deliveries[:count])
         assert before is None or timer.generation - before.generation in (0, 1)
         if timer.state is TimerState.SCHEDULED:
             assert due_of_generation.setdefault(timer.generation, timer.due_at) == timer.due_at
+
+
+@given(st.data())
+def test_any_order_of_the_same_commands_ends_with_the_same_timer(data: st.DataObject) -> None:
+    commands = data.draw(_commands())
+    again = data.draw(st.lists(st.sampled_from(commands), max_size=5))
+    deliveries = data.draw(st.permutations([*commands, *again]))
+
+    mixed, ordered = _apply_all(deliveries), _apply_all(commands)
+
+    assert mixed is not None
+    assert ordered is not None
+    # The generation counts what came by, the moments tell when: these two depend on the order.
+    assert replace(mixed, generation=0) == replace(ordered, generation=0)
+
+
+@given(_commands())
+def test_every_order_of_few_commands_ends_with_the_same_timer(commands: list[Command]) -> None:
+    few = commands[:4]
+
+    known = {_known(timer) for order in permutations(few) if (timer := _apply_all(list(order)))}
+
+    assert known == {_expected(few)}
 
 
 @given(st.data())

@@ -4,12 +4,13 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, zip_longest
 
 from timer_service.adapters import codec
 from timer_service.domain import timer as rules
+from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
 from timer_service.domain.errors import BusUnavailable, CommandRefused
 from timer_service.domain.messages import (
     Command,
@@ -43,6 +44,7 @@ class MemoryTimerStore:
         self._looks = 0
         self._turns: dict[TenantId, int] = {}
         """The look in which each tenant had its last turn."""
+        self._epochs: dict[int, StreamEpoch] = {}
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply the domain's rules in order."""
@@ -51,6 +53,7 @@ class MemoryTimerStore:
             key = (command.tenant_id, command.service_call_id)
             self.timers[key], outcome = rules.apply(self.timers.get(key), command, now)
             outcomes.append(outcome)
+        self._advance_epochs(commands)
         return outcomes
 
     async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
@@ -63,6 +66,24 @@ class MemoryTimerStore:
                 [outcome] = await self.apply([request], now)
             answers.append(Applied(outcome, None if outcome is Outcome.DUE else self.timers[key]))
         return answers
+
+    def _advance_epochs(self, commands: Sequence[Command]) -> None:
+        for newest in newest_by_epoch(commands):
+            epoch = self._epochs.get(newest.stream_created_us)
+            if epoch is not None:
+                self._epochs[epoch.number] = replace(
+                    epoch,
+                    last_sequence=max(epoch.last_sequence, newest.sequence),
+                    last_stored_us=max(epoch.last_stored_us, newest.stored_us),
+                )
+
+    async def stream_epochs(self) -> list[StreamEpoch]:
+        """Return every epoch of every command stream."""
+        return [self._epochs[number] for number in sorted(self._epochs)]
+
+    async def begin_epoch(self, epoch: StreamEpoch) -> bool:
+        """Keep a new epoch unless its number is taken."""
+        return self._epochs.setdefault(epoch.number, epoch) is epoch
 
     @asynccontextmanager
     async def claim_due(

@@ -1,6 +1,6 @@
 """What callers say to the service and what it says to them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import NewType
@@ -16,10 +16,13 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where a command stands among all commands: newer streams first, then the sequence."""
+    """Where a command stands among all commands: by the epoch of its stream, then by the sequence."""
 
     stream_created_us: int
+    """The number of the epoch; of a stream that never lost anything the time of its creation."""
     sequence: int
+    stored_us: int = field(default=0, compare=False)
+    """When the broker stored the command, in microseconds since 1970; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

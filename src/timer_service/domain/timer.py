@@ -6,11 +6,15 @@ Scheduled ── schedule ──▶ Scheduled     next generation where the due 
 Scheduled ── cancel ────▶ Cancelled
 Scheduled ── reached ───▶ Reached       final
 Cancelled ── schedule ──▶ Scheduled     next generation
+
+State, due time, correlation id and trace are set by the newest command that says anything about them,
+in whatever order commands come. The generation counts what this timer has seen of that.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from timer_service.domain.messages import (
     CancelTimer,
@@ -66,8 +70,14 @@ class Timer:
     reached_at: datetime | None
     cancelled_at: datetime | None
     position: Position
-    """The newest command that was applied; an older one changes nothing."""
+    """The newest command that was applied: it has set the state."""
     trace: Trace | None = None
+    due_position: Position | None = None
+    """The command that has set the due time; None where there is none."""
+    correlation_position: Position | None = None
+    """The command that has set the correlation id."""
+    trace_position: Position | None = None
+    """The command that has set the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,8 @@ def apply(timer: Timer | None, command: Command, now: datetime) -> tuple[Timer, 
         return _first(command, now)
     if timer.state is TimerState.REACHED:
         return timer, Outcome.ALREADY_REACHED
-    if _is_superseded(command, timer):
-        return timer, Outcome.SUPERSEDED
+    if not _is_newer(command, timer.position):
+        return _complete(timer, command), Outcome.SUPERSEDED
     if command.is_call and _is_due(timer, now):
         return timer, Outcome.DUE
     if isinstance(command, ScheduleTimer):
@@ -116,9 +126,11 @@ def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
     return replace(timer, state=TimerState.REACHED, reached_at=at)
 
 
-def _is_superseded(command: Command, timer: Timer) -> bool:
+def _is_newer(command: Command, position: Position | None) -> bool:
+    if position is None or command.position > position:
+        return True
     # A call has the position of the newest command at its time, and counts as newer than that one.
-    return command.position < timer.position or (command.position == timer.position and not command.is_call)
+    return command.is_call and command.position == position
 
 
 def _is_due(timer: Timer, now: datetime) -> bool:
@@ -126,22 +138,38 @@ def _is_due(timer: Timer, now: datetime) -> bool:
 
 
 def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
-    scheduled = isinstance(command, ScheduleTimer)
-    timer = Timer(
+    at = command.position
+    if isinstance(command, ScheduleTimer):
+        correlation_id, trace = command.correlation_id, command.trace
+        return Timer(
+            tenant_id=command.tenant_id,
+            service_call_id=command.service_call_id,
+            state=TimerState.SCHEDULED,
+            due_at=command.due_at,
+            generation=1,
+            registered_at=now,
+            correlation_id=correlation_id,
+            reached_at=None,
+            cancelled_at=None,
+            position=at,
+            trace=trace,
+            due_position=at,
+            correlation_position=None if correlation_id is None else at,
+            trace_position=None if trace is None else at,
+        ), Outcome.SCHEDULED
+    # A cancel of an unknown timer is remembered: the schedule that it overtook must not fire.
+    return Timer(
         tenant_id=command.tenant_id,
         service_call_id=command.service_call_id,
-        state=TimerState.SCHEDULED if scheduled else TimerState.CANCELLED,
-        due_at=command.due_at if isinstance(command, ScheduleTimer) else None,
-        generation=1 if scheduled else 0,
+        state=TimerState.CANCELLED,
+        due_at=None,
+        generation=0,
         registered_at=now,
-        correlation_id=command.correlation_id if isinstance(command, ScheduleTimer) else None,
+        correlation_id=None,
         reached_at=None,
-        # A cancel of an unknown timer is remembered: the schedule that it overtook must not fire.
-        cancelled_at=None if scheduled else now,
-        position=command.position,
-        trace=command.trace if isinstance(command, ScheduleTimer) else None,
-    )
-    return timer, Outcome.SCHEDULED if scheduled else Outcome.NOT_FOUND
+        cancelled_at=now,
+        position=at,
+    ), Outcome.NOT_FOUND
 
 
 def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
@@ -149,11 +177,9 @@ def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
     moved = anew or timer.due_at != command.due_at
     scheduled = replace(
         timer,
+        **_set_by(command, timer),
         state=TimerState.SCHEDULED,
-        due_at=command.due_at,
         generation=timer.generation + 1 if moved else timer.generation,
-        correlation_id=command.correlation_id or timer.correlation_id,
-        trace=command.trace or timer.trace,
         cancelled_at=None,
         # Also where nothing else changes: a command that this one overtook must not undo it.
         position=command.position,
@@ -168,3 +194,27 @@ def _cancel(timer: Timer, command: CancelTimer, now: datetime) -> tuple[Timer, O
         return replace(timer, position=command.position), Outcome.ALREADY_CANCELLED
     cancelled = replace(timer, state=TimerState.CANCELLED, cancelled_at=now, position=command.position)
     return cancelled, Outcome.CANCELLED
+
+
+def _complete(timer: Timer, command: Command) -> Timer:
+    """Take from a command that was overtaken what no newer one has set."""
+    if command.is_call or isinstance(command, CancelTimer):
+        return timer  # A call that was overtaken comes again.
+    values = _set_by(command, timer)
+    if not values:
+        return timer
+    moved = values.get("due_at", timer.due_at) != timer.due_at
+    return replace(timer, **values, generation=timer.generation + 1 if moved else timer.generation)
+
+
+def _set_by(command: ScheduleTimer, timer: Timer) -> dict[str, Any]:
+    """Return the due time, correlation id and trace of a command, each where it is the newest to set it."""
+    at = command.position
+    values: dict[str, Any] = {}
+    if _is_newer(command, timer.due_position):
+        values |= {"due_at": command.due_at, "due_position": at}
+    if command.correlation_id is not None and _is_newer(command, timer.correlation_position):
+        values |= {"correlation_id": command.correlation_id, "correlation_position": at}
+    if command.trace is not None and _is_newer(command, timer.trace_position):
+        values |= {"trace": command.trace, "trace_position": at}
+    return values

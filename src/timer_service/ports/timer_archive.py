@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.timer import Timer
 from timer_service.ports.timer_store import TimerKey
 
@@ -28,6 +29,14 @@ class TimerArchive(Protocol):
 
     async def write(self, timers: Sequence[Timer]) -> None:
         """Add timers in one durable transaction; none of them may be there already."""
+        ...
+
+    async def epochs(self) -> Sequence[StreamEpoch]:
+        """Return the epochs of the command streams."""
+        ...
+
+    async def write_epochs(self, epochs: Sequence[StreamEpoch]) -> None:
+        """Put these epochs in the place of all that were there."""
         ...
 
     async def last_key(self) -> TimerKey | None:

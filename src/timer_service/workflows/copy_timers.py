@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from timer_service.domain.errors import CriticalError
+from timer_service.domain.messages import Position
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerKey
@@ -35,6 +36,7 @@ async def copy_timers(
     source is closed to services from then on.
     """
     await _begin(source, target, restart=restart)
+    await target.write_epochs(await source.epochs())
     total = await source.count()
     done, after = await target.count(), await target.last_key()
     progress("copying", done, total)
@@ -44,7 +46,7 @@ async def copy_timers(
         progress("copying", done, total)
     expected = await _examine(source, total, progress)
     found = await _examine(target, total, progress)
-    if found != expected:
+    if found != expected or await target.epochs() != await source.epochs():
         raise CriticalError(
             f"{target.name} is not the same as {source.name} ({found.timers} timers, {expected.timers} "
             "expected): the source has changed since the copy began; run it again with --restart"
@@ -102,12 +104,18 @@ def _line(timer: Timer) -> bytes:
         timer.correlation_id or "",
         _shown(timer.reached_at),
         _shown(timer.cancelled_at),
-        str(timer.position.stream_created_us),
-        str(timer.position.sequence),
+        _place(timer.position),
+        _place(timer.due_position),
+        _place(timer.correlation_position),
+        _place(timer.trace_position),
         timer.trace.parent if timer.trace else "",
         timer.trace.state or "" if timer.trace else "",
     )
     return "\t".join(values).encode() + b"\n"
+
+
+def _place(position: Position | None) -> str:
+    return "" if position is None else f"{position.stream_created_us}/{position.sequence}"
 
 
 def _shown(moment: datetime | None) -> str:

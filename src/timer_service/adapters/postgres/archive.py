@@ -13,7 +13,10 @@ from timer_service.adapters.postgres.connections import (
     commit,
     open_connections,
 )
+from timer_service.adapters.postgres.epochs import READ as READ_EPOCHS
+from timer_service.adapters.postgres.epochs import insert_epochs, stream_epochs
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreInUse
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer
@@ -99,6 +102,16 @@ class PostgresArchive:
         """Add timers in one transaction."""
         async with self._connections.transaction_on(self._connection):
             await self._connection.execute(_WRITE, *rows.columns(timers))
+
+    async def epochs(self) -> list[StreamEpoch]:
+        """Return the epochs of the command streams."""
+        return stream_epochs(await self._connection.fetch(READ_EPOCHS))
+
+    async def write_epochs(self, epochs: Sequence[StreamEpoch]) -> None:
+        """Put these epochs in the place of all that were there."""
+        async with self._connections.transaction_on(self._connection):
+            await self._connection.execute("DELETE FROM timer_stream_epochs")
+            await insert_epochs(self._connection, epochs)
 
     async def last_key(self) -> TimerKey | None:
         """Return the greatest key."""

@@ -16,7 +16,9 @@ START_PAUSE_S: Final = 0.5
 
 _CHECK: Final = """
 SELECT current_setting('server_encoding'), pg_is_in_recovery(), (
-  SELECT bool_and(has_table_privilege('timer_schedules', privilege))
+  SELECT bool_and(
+    has_table_privilege('timer_schedules', privilege)
+    AND (privilege = 'DELETE' OR has_table_privilege('timer_stream_epochs', privilege)))
   FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege)
 """
 

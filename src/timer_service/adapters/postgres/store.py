@@ -13,7 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from timer_service.adapters.postgres import rows
+from timer_service.adapters.postgres import epochs, rows
 from timer_service.adapters.postgres.claims import FIRING, PostgresClaim
 from timer_service.adapters.postgres.connections import (
     STATEMENT_LIMIT_S,
@@ -29,6 +29,7 @@ from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to
 from timer_service.adapters.postgres.opening import not_moved, wait_for
 from timer_service.adapters.postgres.questions import COUNT_OVERDUE, COUNT_PENDING, GET, page_of
 from timer_service.domain import timer as rules
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.messages import (
     Command,
@@ -97,7 +98,11 @@ _UPDATE: Final = f"""
 UPDATE timer_schedules AS t SET
   state = new.state, due_at = new.due_at, generation = new.generation, correlation_id = new.correlation_id,
   reached_at = new.reached_at, cancelled_at = new.cancelled_at, stream_created_us = new.stream_created_us,
-  stream_sequence = new.stream_sequence, traceparent = new.traceparent, tracestate = new.tracestate
+  stream_sequence = new.stream_sequence, traceparent = new.traceparent, tracestate = new.tracestate,
+  due_stream_created_us = new.due_stream_created_us, due_stream_sequence = new.due_stream_sequence,
+  correlation_stream_created_us = new.correlation_stream_created_us,
+  correlation_stream_sequence = new.correlation_stream_sequence,
+  trace_stream_created_us = new.trace_stream_created_us, trace_stream_sequence = new.trace_stream_sequence
 FROM {rows.GIVEN} AS new({rows.COLUMNS})
 WHERE t.tenant_id = new.tenant_id AND t.service_call_id = new.service_call_id
 """  # noqa: S608
@@ -189,7 +194,7 @@ class PostgresTimerStore:
         if not commands:
             return []
         batch = _Batch(commands, now)
-        await self._apply_batch(batch)
+        await self._apply_batch(batch, commands)
         if batch.nearest is not None:
             self._hints.announce(batch.nearest)
         return batch.outcomes
@@ -203,6 +208,7 @@ class PostgresTimerStore:
         try:
             async with self._answers.transaction() as connection:
                 timers = await _answer(connection, batch)
+                await epochs.advance_epochs(connection, requests)
         except StoreBusy as error:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
                 raise
@@ -215,7 +221,7 @@ class PostgresTimerStore:
             for key, outcome in zip(keys, batch.outcomes, strict=True)
         ]
 
-    async def _apply_batch(self, batch: "_Batch") -> None:
+    async def _apply_batch(self, batch: "_Batch", commands: Sequence[Command]) -> None:
         async with self._work.transaction() as connection:
             unsettled = set(batch.commands)
             for _ in range(APPLY_TRIES):
@@ -223,6 +229,7 @@ class PostgresTimerStore:
                 if unsettled:
                     unsettled -= await self._change(connection, batch, unsettled)
                 if not unsettled:
+                    await epochs.advance_epochs(connection, commands)
                     return
             raise StoreBusy("timers came and went too often")
 
@@ -326,6 +333,15 @@ class PostgresTimerStore:
         [(clock,)] = await self._answers.ask(f"SELECT {_CLOCK}")
         after = self._now()
         self.skew_s = (before + (after - before) / 2 - clock).total_seconds()
+
+    async def stream_epochs(self) -> list[StreamEpoch]:
+        """Return every epoch of every command stream."""
+        return epochs.stream_epochs(await self._answers.fetch(epochs.READ))
+
+    async def begin_epoch(self, epoch: StreamEpoch) -> bool:
+        """Keep a new epoch unless another instance was first."""
+        async with self._answers.transaction() as connection:
+            return await epochs.insert_epochs(connection, [epoch]) > 0
 
     async def _count_pending(self) -> int:
         if self._pending is None or time.monotonic() >= self._pending[0]:

@@ -20,7 +20,9 @@ from timer_service.adapters.sqlite.connections import (
     translated,
     uri,
 )
+from timer_service.adapters.sqlite.epochs import insert_epochs, read_epochs
 from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer
@@ -32,7 +34,9 @@ WHERE (tenant_id, service_call_id) > (?, ?)
 ORDER BY tenant_id, service_call_id
 LIMIT ?
 """  # noqa: S608 - the column list is a constant
-_WRITE: Final = f"INSERT INTO timer_schedules ({rows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_WRITE: Final = f"""
+INSERT INTO timer_schedules ({rows.COLUMNS}) VALUES ({", ".join("?" for _ in rows.COLUMNS.split(", "))})
+"""  # noqa: S608
 _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules
 ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
@@ -86,6 +90,19 @@ class SqliteArchive:
                 if self._connection.in_transaction:
                     await self._connection.execute("ROLLBACK")
                 raise
+
+    async def epochs(self) -> list[StreamEpoch]:
+        """Return the epochs of the command streams."""
+        with translated(self._path):
+            return await read_epochs(self._connection)
+
+    async def write_epochs(self, epochs: Sequence[StreamEpoch]) -> None:
+        """Put these epochs in the place of all that were there."""
+        with translated(self._path):
+            await self._connection.execute("BEGIN IMMEDIATE")
+            await self._connection.execute("DELETE FROM timer_stream_epochs")
+            await insert_epochs(self._connection, epochs)
+            await self._connection.execute("COMMIT")
 
     async def last_key(self) -> TimerKey | None:
         """Return the greatest key."""

@@ -9,7 +9,9 @@ from timer_service.domain.timer import DueTimer, Timer, TimerState
 
 COLUMNS: Final = (
     "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
-    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate"
+    "reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate, "
+    "due_stream_created_us, due_stream_sequence, correlation_stream_created_us, correlation_stream_sequence, "
+    "trace_stream_created_us, trace_stream_sequence"
 )
 
 
@@ -39,11 +41,15 @@ def row(timer: Timer) -> tuple[Any, ...]:
         timer.position.sequence,
         timer.trace.parent if timer.trace else None,
         timer.trace.state if timer.trace else None,
+        *_where_older(timer.due_position, timer.position),
+        *_where_older(timer.correlation_position, timer.position),
+        *_where_older(timer.trace_position, timer.position),
     )
 
 
 def timer(row: Sequence[Any]) -> Timer:
     """Return the timer of a row that holds COLUMNS."""
+    position = Position(row[9], row[10])
     return Timer(
         tenant_id=TenantId(row[0]),
         service_call_id=ServiceCallId(row[1]),
@@ -54,8 +60,11 @@ def timer(row: Sequence[Any]) -> Timer:
         correlation_id=None if row[6] is None else CorrelationId(row[6]),
         reached_at=moment(row[7]),
         cancelled_at=moment(row[8]),
-        position=Position(row[9], row[10]),
+        position=position,
         trace=_trace(row[11], row[12]),
+        due_position=None if row[3] is None else _or_newest(row[13], row[14], position),
+        correlation_position=None if row[6] is None else _or_newest(row[15], row[16], position),
+        trace_position=None if row[11] is None else _or_newest(row[17], row[18], position),
     )
 
 
@@ -69,6 +78,17 @@ def due_timer(row: Sequence[Any]) -> DueTimer:
         correlation_id=None if row[4] is None else CorrelationId(row[4]),
         trace=_trace(row[5], row[6]),
     )
+
+
+def _where_older(position: Position | None, newest: Position) -> tuple[int | None, int | None]:
+    """Return the columns of the command that has set a value: nothing where it is the row's newest."""
+    if position is None or position == newest:
+        return None, None
+    return position.stream_created_us, position.sequence
+
+
+def _or_newest(stream_created_us: int | None, sequence: int | None, newest: Position) -> Position:
+    return newest if stream_created_us is None or sequence is None else Position(stream_created_us, sequence)
 
 
 def _trace(parent: str | None, state: str | None) -> Trace | None:

@@ -26,6 +26,7 @@ from timer_service.adapters.sqlite.connections import (
     translated,
     uri,
 )
+from timer_service.adapters.sqlite.epochs import advance_epochs, insert_epochs, read_epochs
 from timer_service.adapters.sqlite.looks import Looks
 from timer_service.adapters.sqlite.ownership import Ownership, sole_owner
 from timer_service.adapters.sqlite.pages import pages_of
@@ -38,6 +39,7 @@ from timer_service.adapters.sqlite.rows import text as _text
 from timer_service.adapters.sqlite.rows import timer as _timer
 from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
 from timer_service.domain import timer as rules
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreFailed, TransientError
 from timer_service.domain.messages import (
     Command,
@@ -84,7 +86,12 @@ ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
   correlation_id = excluded.correlation_id, reached_at = excluded.reached_at,
   cancelled_at = excluded.cancelled_at, stream_created_us = excluded.stream_created_us,
   stream_sequence = excluded.stream_sequence, traceparent = excluded.traceparent,
-  tracestate = excluded.tracestate
+  tracestate = excluded.tracestate,
+  due_stream_created_us = excluded.due_stream_created_us, due_stream_sequence = excluded.due_stream_sequence,
+  correlation_stream_created_us = excluded.correlation_stream_created_us,
+  correlation_stream_sequence = excluded.correlation_stream_sequence,
+  trace_stream_created_us = excluded.trace_stream_created_us,
+  trace_stream_sequence = excluded.trace_stream_sequence
 """  # noqa: S608 - the column list is a constant
 
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
@@ -228,6 +235,7 @@ class SqliteTimerStore:
                 outcomes.append(outcome)
             if changed:
                 await self._writer.execute(_SAVE, (json.dumps([_row(timer) for timer in changed.values()]),))
+                await advance_epochs(self._writer, commands)
         return outcomes, timers
 
     @asynccontextmanager
@@ -315,6 +323,16 @@ class SqliteTimerStore:
         async with self._transaction():
             await self._writer.execute(f"DROP TABLE IF EXISTS {NEW}")
         self._is_new = False
+
+    async def stream_epochs(self) -> list[StreamEpoch]:
+        """Return every epoch of every command stream."""
+        with translated(self._path):
+            return await read_epochs(self._reader)
+
+    async def begin_epoch(self, epoch: StreamEpoch) -> bool:
+        """Keep a new epoch unless its number is taken."""
+        async with self._transaction():
+            return await insert_epochs(self._writer, [epoch]) > 0
 
     async def _count_pending(self) -> int:
         """Count once, beside the writer: it waits only until the moment that is counted is fixed."""
