@@ -27,11 +27,13 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
             _nats_options(settings),
             clock,
             chance,
+            store,
             metrics.connected,
             metrics.letter_dropped,
             meet_history=meet_history,
         )
         metrics.follow("timer_dead_letters_waiting", lambda: bus.letters.waiting)
+        metrics.follow("timer_stream_tail_lost", lambda: bus.positions.warning is not None)
         service = Service(
             store=store,
             bus=bus,

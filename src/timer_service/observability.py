@@ -161,6 +161,10 @@ class Metrics:
                 ("timer_store_wal_bytes", "Size of the write-ahead log"),
                 ("timer_store_free_bytes", "Space left on the store's disk"),
                 ("timer_clock_step_held_seconds", "Leap of the wall clock that waits to be confirmed"),
+                (
+                    "timer_stream_tail_lost",
+                    "1 for a day after the broker came back without its newest commands",
+                ),
                 ("timer_clock_skew_seconds", "How far the clock is ahead of the database server's"),
             )
         }

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
 from timer_service.adapters.sqlite.store import open_sqlite_store
@@ -13,11 +14,18 @@ from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.observability import Metrics
+from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerStore
 
 MeetHistory = Callable[[int], Awaitable[None]]
 """Tell the store how many commands the broker has ever had acknowledged; a store that lost them refuses."""
+
+
+class Store(TimerStore, StreamEpochs, Protocol):
+    """What the service keeps: timers, and what it must remember of the command streams."""
+
+
 Listen = Callable[[Callable[[datetime], None]], AbstractAsyncContextManager[None]]
 """Call back whenever another instance accepts a nearer timer."""
 
@@ -25,7 +33,7 @@ Listen = Callable[[Callable[[datetime], None]], AbstractAsyncContextManager[None
 @asynccontextmanager
 async def open_store(
     settings: Settings, now: Callable[[], datetime], metrics: Metrics
-) -> AsyncIterator[tuple[TimerStore, Listen, MeetHistory]]:
+) -> AsyncIterator[tuple[Store, Listen, MeetHistory]]:
     """Open the store that the settings ask for."""
     if settings.postgres_url is None:
         async with open_sqlite_store(settings.sqlite_path, now) as file:

@@ -18,7 +18,7 @@ from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from timer_service.adapters.codec import Subjects
-from timer_service.adapters.memory import MemoryEventBus
+from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import EPOCH
 from timer_service.ports.event_bus import EventBus
@@ -297,7 +297,9 @@ async def nats_line(
     )
     try:
         dropped: list[int] = []
-        bus = NatsEventBus(options, clock, lambda: 0.5, letters_dropped=lambda: dropped.append(1))
+        bus = NatsEventBus(
+            options, clock, lambda: 0.5, MemoryTimerStore(), letters_dropped=lambda: dropped.append(1)
+        )
         async with bus.running():
             line = NatsLine(bus, prefix, client, wire, dropped)
             await line.until_connected()

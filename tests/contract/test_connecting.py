@@ -12,6 +12,7 @@ from tests.contract.buses import until
 from tests.support.broker import NatsServer
 from tests.support.clock import ManualClock
 from tests.support.proxy import Wire
+from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.connecting import is_refusal, learnt_options
 
@@ -93,7 +94,7 @@ async def silent() -> AsyncIterator[SilentServers]:
 async def bus_over(wire: Wire, prefix: str) -> AsyncIterator[NatsEventBus]:
     await wire.mend()
     options = NatsOptions(connect={"servers": [f"nats://127.0.0.1:{wire.port}"]}, prefix=prefix)
-    bus = NatsEventBus(options, ManualClock(), lambda: 0.5)
+    bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
     try:
         async with bus.running():
             await until_connected(bus)

@@ -9,6 +9,7 @@ from tests.contract.buses import until
 from tests.support.broker import NatsServer
 from tests.support.clock import ManualClock
 from tests.support.proxy import Wire
+from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats import bus as bus_module
 from timer_service.adapters.nats import connecting
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
@@ -47,7 +48,7 @@ async def test_a_connection_on_which_nothing_passes_is_given_up_by_the_watch(
     monkeypatch.setattr(connecting, "PING_INTERVAL_S", 3_600)
     monkeypatch.setattr(bus_module, "ANSWER_TIMEOUT_S", 1)
     options = NatsOptions(connect={"servers": [f"nats://127.0.0.1:{wire.port}"]}, prefix=prefix)
-    bus = NatsEventBus(options, ManualClock(), lambda: 0.5)
+    bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
 
     async def connected() -> bool:
         return bus.problem is None

@@ -5,6 +5,7 @@ import json
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -39,6 +40,11 @@ class Stored:
     headers: Headers
     stored_at: float
 
+    @property
+    def stored_ns(self) -> int:
+        """When it was stored, by the broker's clock."""
+        return int(self.stored_at * 1e9) + 1_000_000
+
 
 @dataclass(slots=True)
 class Stream:
@@ -50,6 +56,9 @@ class Stream:
     config: Any
     messages: dict[int, Stored] = field(default_factory=dict)
     last_sequence: int = 0
+    last_stored_ns: int = 0
+    losses: int = 0
+    """How often its newest messages were lost."""
     full: bool = False
     _ids: dict[str, tuple[float, int]] = field(default_factory=dict)
 
@@ -64,9 +73,14 @@ class Stream:
         if message_id is not None:
             self._ids[message_id] = (now, self.last_sequence)
         stored = Stored(
-            (self.created_us, self.last_sequence), message.subject, message.data, message.headers, now
+            (self.created_us + self.losses, self.last_sequence),
+            message.subject,
+            message.data,
+            message.headers,
+            now,
         )
         self.messages[self.last_sequence] = stored
+        self.last_stored_ns = stored.stored_ns
         return stored, self.last_sequence
 
     def recover(self) -> None:
@@ -108,6 +122,7 @@ class Watcher(Protocol):
 
     def commands_created(self, created_us: int) -> None: ...
     def command_stored(self, stored: Stored) -> None: ...
+    def commands_lost(self, lost: Sequence[Stored], newest: Position) -> None: ...
     def command_ended(self, position: Position, word: str) -> None: ...
     def event_stored(self, message: Message, *, duplicate: bool) -> None: ...
     def event_forbidden(self, message: Message) -> None: ...
@@ -198,6 +213,29 @@ class Broker:
             for sequence in self.consumer.deadlines:
                 self.consumer.deadlines[sequence] = self.loop.time() + self.consumer.ack_wait_s
         self._deliver()
+
+    def keep_copy(self) -> Callable[[], None]:
+        """Copy the commands as they are; return what puts the copy back, as after a power cut."""
+        stream, consumer = self.streams.get(COMMANDS), self.consumer
+        if stream is None or consumer is None:
+            return lambda: None
+        last_sequence, messages, losses = stream.last_sequence, dict(stream.messages), stream.losses
+        last_stored_ns = stream.last_stored_ns
+        kept = deepcopy((consumer.next_sequence, consumer.deadlines, consumer.deliveries, consumer.again))
+
+        def put_back() -> None:
+            is_other = self.streams.get(COMMANDS) is not stream or self.consumer is not consumer
+            if is_other or stream.losses != losses:
+                return  # They were made again since, or the copy is of what was lost itself.
+            lost = [stored for sequence, stored in stream.messages.items() if sequence > last_sequence]
+            if stream.last_sequence > last_sequence:
+                stream.losses += 1
+            stream.last_sequence, stream.messages = last_sequence, messages
+            stream.last_stored_ns = last_stored_ns
+            consumer.next_sequence, consumer.deadlines, consumer.deliveries, consumer.again = kept
+            self.watcher.commands_lost(lost, (stream.created_us + stream.losses, last_sequence))
+
+        return put_back
 
     def wake(self) -> None:
         """Go on with what was held up."""
@@ -326,12 +364,12 @@ class Broker:
             if sequence in consumer.deadlines:
                 delay_s = json.loads(options)["delay"] / 1e9 if options else 0.0
                 consumer.deadlines[sequence] = self.loop.time() + delay_s
-        elif stream.messages.pop(sequence, None) is not None:
+        elif (ended := stream.messages.pop(sequence, None)) is not None:
             consumer.deadlines.pop(sequence, None)
             consumer.ended += 1
             if sequence in consumer.again:
                 consumer.again.remove(sequence)
-            self.watcher.command_ended((stream.created_us, sequence), word)
+            self.watcher.command_ended(ended.position, word)
         self._deliver()
 
     def _deliver(self) -> None:
@@ -347,7 +385,8 @@ class Broker:
             consumer.delivered += 1
             times = consumer.deliveries[sequence] = consumer.deliveries.get(sequence, 0) + 1
             consumer.deadlines[sequence] = now + consumer.ack_wait_s
-            reply = f"$JS.ACK.{COMMANDS}.timer-service.{times}.{sequence}.{consumer.delivered}.1.0"
+            numbers = f"{times}.{sequence}.{consumer.delivered}.{stored.stored_ns}.0"
+            reply = f"$JS.ACK.{COMMANDS}.timer-service.{numbers}"
             pull.link.down(Message(stored.subject, stored.data, reply, stored.headers), inbox=pull.reply)
             pull.left -= 1
             if pull.left == 0:

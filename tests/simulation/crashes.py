@@ -136,6 +136,18 @@ STORIES: dict[str, Plan] = {
         ],
         ends_at=1.3,
     ),
+    "a broker that comes back without its newest commands": _plan(
+        _schedule(0.15, "acme", "order-1", 0.9, 1),
+        _schedule(0.18, "acme", "order-2", 0.9, 2),
+        _schedule(0.3, "acme", "order-1", 0.95, 3),
+        _schedule(0.3, "globex", "order-1", 0.5, 4),
+        _cancel(0.405, "acme", "order-1", 5),
+        _schedule(0.42, "acme", "order-3", 0.7, 6),
+        _schedule(0.43, "acme", "order-2", 0.8, 7),
+        faults=[Fault(0.2, "lost tail", 0.2, size=0.001)],
+        ends_at=1.6,
+        settled_at_least_s=2.5,
+    ),
     "letters that cannot be written": _plan(
         _schedule(0.2, "acme", "order-1", 0.25, 1),
         [hostile_message(Random(n), 0.2, "acme", "order-1", n) for n in (1, 2, 3)],

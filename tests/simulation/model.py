@@ -22,7 +22,8 @@ Firing = tuple[str, str, int, int]
 
 READ_ROWS = (
     "SELECT tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
-    "reached_at, cancelled_at, stream_created_us, stream_sequence FROM timer_schedules"
+    "reached_at, cancelled_at, stream_created_us, stream_sequence, due_stream_created_us, "
+    "due_stream_sequence, correlation_stream_created_us, correlation_stream_sequence FROM timer_schedules"
 )
 CONFIRM_LIMIT_S = 4.5
 """A confirmation that comes later than this may have been given up."""
@@ -59,6 +60,10 @@ class Row:
     generation: int
     correlation: str | None
     position: Position
+    due_position: Position | None
+    """The command that has set the due time."""
+    correlation_position: Position | None
+    """The command that has set the correlation id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,10 @@ class Model:
         """What the event stream has ever held."""
         self._wishes: dict[tuple[str, bytes], Wish] = {}
         self._commands: dict[Position, Wish] = {}
-        self._by_key: dict[Key, list[Position]] = defaultdict(list)
+        self._by_key: dict[Key, list[tuple[Position, Position]]] = defaultdict(list)
+        """Under which position the service may know a command, and its true one."""
+        self._after_loss: dict[Position, float] = {}
+        """When a command was stored whose sequence may have been another's before."""
         self._refused: dict[Position, tuple[str, bytes, Wish]] = {}
         self._letters: dict[Position, int] = defaultdict(int)
         self._lettered_at: dict[Position, float] = {}
@@ -174,7 +182,7 @@ class Model:
     def commands_created(self, created_us: int) -> None:
         self._newest = max(self._newest, (created_us, 0))
 
-    def command_stored(self, position: Position, subject: str, body: bytes) -> None:
+    def command_stored(self, position: Position, subject: str, body: bytes, *, losses: int = 0) -> None:
         wish = self._wishes[subject, body]
         self._newest = max(self._newest, position)
         if wish.kind == "refused":
@@ -183,13 +191,23 @@ class Model:
         else:
             self.counts.commands += 1
             self._commands[position] = wish
-            insort(self._by_key[wish.tenant, wish.call], position)
+            for noticed in range(losses + 1):
+                # A loss of what nobody had seen goes unnoticed, and does no harm.
+                known_as = (position[0] - losses + noticed, position[1])
+                insort(self._by_key[wish.tenant, wish.call], (known_as, position))
+            if losses:
+                self._after_loss[position] = self.around.now()
 
     def is_refused(self, position: Position) -> bool:
         return position in self._refused
 
     def commands_deleted(self, positions: Iterable[Position]) -> None:
         self._forgiven.update(positions)
+
+    def commands_lost(self, positions: Iterable[Position], newest: Position) -> None:
+        """Expect nothing of what the broker has lost; what the service had of it may count."""
+        self._forgiven.update(positions)
+        self._newest = max(self._newest, newest)
 
     def acknowledged(self, position: Position, word: str) -> None:
         """Check what the service claims when it lets go of a message."""
@@ -210,6 +228,9 @@ class Model:
         row = versions[-1].row if versions else None
         if row is None:
             return bool(versions)  # Kept once, and purged since.
+        if position in self._after_loss:
+            # Whatever it was, its effect is in the row since it was stored, or that of a newer command.
+            return row.state == REACHED or versions[-1].since >= self._after_loss[position]
         return row.state == REACHED or row.position >= position
 
     def event_sent(self, life: int, subject: str, body: bytes, headers: dict[str, str], reply: str) -> None:
@@ -414,17 +435,14 @@ class Model:
             self._violated("I4", f"{key} contradicts itself: {raw}")
 
     def _explained_by_commands(self, key: Key, before: Row | None, after: Row) -> bool:
-        """Tell whether some of the newer commands, in their order, lead from one row to the other."""
-        oldest = (0, 0) if before is None else before.position
-        newer = [p for p in self._by_key[key] if oldest < p <= after.position]
-        if not newer or newer[-1] != after.position:
-            return False
+        """Tell whether some of the commands lead from one row to the other."""
+        commands = [(p, self._commands[true]) for p, true in self._by_key[key] if p <= after.position]
         reachable: set[Row | None] = {before}
-        for position in newer:
-            moved: set[Row | None] = {_applied(row, self._commands[position], position) for row in reachable}
-            # A command that is overtaken by a newer one is never applied: only the last one must be.
-            reachable = moved if position == newer[-1] else moved | reachable
-        return after in reachable
+        # Twice, because a command that was overtaken still sets what no newer one has set.
+        for position, wish in [*commands, *commands]:
+            applied = {_applied(row, wish, position) for row in reachable}
+            reachable |= {row for row in applied if row.generation <= after.generation}
+        return after in reachable and after != before
 
     def _explained_by_call(self, key: Key, before: Row | None, after: Row) -> bool:
         older = before is not None and after.position < before.position
@@ -432,7 +450,7 @@ class Model:
             return False
         now = self.around.now()
         return any(
-            _applied(before, call.wish, after.position) == after
+            _applied(before, call.wish, after.position, is_call=True) == after
             for call in self._calls[key]
             if call.wish.kind in ("schedule", "cancel")
             if call.answered_at is None or call.answered_at >= now
@@ -486,8 +504,9 @@ class Model:
             for version in self.history[key]
             if version.row and (version.row.state, version.row.generation) == (CANCELLED, row.generation)
         )
-        wish = self._commands.get(by)
-        through_the_stream = wish is not None and (wish.kind, wish.tenant, wish.call) == ("cancel", *key)
+        through_the_stream = any(
+            self._commands[true].kind == "cancel" for known_as, true in self._by_key[key] if known_as == by
+        )
         return through_the_stream and (*key, row.generation, row.due_ms or 0) in self._sends
 
     def _check_shown(self, key: Key, timer: dict[str, Any], since: float) -> None:
@@ -560,29 +579,48 @@ class Model:
         self.around.violated(invariant, text)
 
 
-def _applied(row: Row | None, wish: Wish, position: Position) -> Row:
-    """Return a row after a command: the table in section 2 of the contract."""
+def _applied(row: Row | None, wish: Wish, position: Position, *, is_call: bool = False) -> Row:
+    """Return a row after a command: the table in section 2 of the contract, last write wins for each part."""
     if row is None:
         if wish.kind == "schedule":
-            return Row(SCHEDULED, wish.due_ms, 1, wish.correlation, position)
-        return Row(CANCELLED, None, 0, None, position)
-    if row.state == REACHED:
+            correlated_at = None if wish.correlation is None else position
+            return Row(SCHEDULED, wish.due_ms, 1, wish.correlation, position, position, correlated_at)
+        return Row(CANCELLED, None, 0, None, position, None, None)
+
+    def wins_over(other: Position | None) -> bool:
+        return other is None or position > other or (is_call and position == other)
+
+    newest = wins_over(row.position)
+    if row.state == REACHED or (is_call and not newest):
         return row
     if wish.kind == "cancel":
-        return replace(row, state=CANCELLED, position=position)
-    same = row.state == SCHEDULED and row.due_ms == wish.due_ms
-    return Row(
-        SCHEDULED,
-        wish.due_ms,
-        row.generation if same else row.generation + 1,
-        wish.correlation or row.correlation,
-        position,
-    )
+        return replace(row, state=CANCELLED, position=position) if newest else row
+    after = row
+    if wins_over(row.due_position):
+        after = replace(after, due_ms=wish.due_ms, due_position=position)
+    if wish.correlation is not None and wins_over(row.correlation_position):
+        after = replace(after, correlation=wish.correlation, correlation_position=position)
+    if newest:
+        after = replace(after, state=SCHEDULED, position=position)
+    if after.due_ms != row.due_ms or after.state != row.state:
+        after = replace(after, generation=row.generation + 1)
+    return after
 
 
 def _row(raw: tuple[Any, ...]) -> Row:
     due_ms = None if raw[3] is None else parse_ms(raw[3])
-    return Row(raw[2], due_ms, raw[4], raw[6], (raw[9], raw[10]))
+    position = (raw[9], raw[10])
+    due_position = position if raw[11] is None else (raw[11], raw[12])
+    correlation_position = position if raw[13] is None else (raw[13], raw[14])
+    return Row(
+        raw[2],
+        due_ms,
+        raw[4],
+        raw[6],
+        position,
+        None if due_ms is None else due_position,
+        None if raw[6] is None else correlation_position,
+    )
 
 
 def _short(row: Row | None) -> str:

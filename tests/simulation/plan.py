@@ -452,6 +452,11 @@ def _outage(random: Random, at: float) -> Fault:
     return Fault(at, "outage", random.choice((0.05, 1.0, 8.0, 30.0)))
 
 
+def _lost_tail(random: Random, at: float) -> Fault:
+    """Return a broker that comes back as it was at a moment, after a while without it."""
+    return Fault(at, "lost tail", random.choice((0.1, 2.0, 10.0)), size=random.choice((0.01, 0.5, 5.0)))
+
+
 def _half_open(random: Random, at: float) -> Fault:
     return Fault(at, random.choice(("deaf", "mute", "deaf and mute")), random.choice((0.5, 4.0, 12.0)))
 
@@ -491,6 +496,7 @@ _FAULTS: tuple[Callable[[Random, float], Fault], ...] = (
     _crash,
     _stop,
     _outage,
+    _lost_tail,
     _half_open,
     _loss,
     _store,

@@ -12,11 +12,12 @@ from uuid import UUID
 
 from tests.simulation import process
 from timer_service import service, wire
-from timer_service.adapters.nats import letters, pull
+from timer_service.adapters.nats import letters, positions, pull
 from timer_service.adapters.sqlite import looks, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.service import Service
 from timer_service.workflows import (
     answer_requests,
@@ -86,6 +87,10 @@ def _fresh_id() -> Change:
     return replaced(messages.DueTimeReached, "id", property(fresh))
 
 
+def _first_epoch(created_us: int) -> StreamEpoch:
+    return StreamEpoch(created_us, created_us)
+
+
 PLANTED: dict[str, Callable[[], Change]] = {
     "mark before publish": lambda: _together(
         rewritten(
@@ -122,7 +127,25 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "no generation guard": lambda: sql(
         "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
     ),
-    "no redelivery guard": lambda: replaced(rules, "_is_superseded", lambda command, timer: False),
+    "no redelivery guard": lambda: replaced(rules, "_is_newer", lambda command, position: True),
+    "an overtaken command is dropped whole": lambda: replaced(
+        rules, "_complete", lambda timer, command: timer
+    ),
+    "no new epoch after the broker lost its tail": lambda: replaced(
+        positions,
+        "epoch_to_begin",
+        lambda known, created_us, *_, **__: (
+            None
+            if any(epoch.stream_created_us == created_us for epoch in known)
+            else _first_epoch(created_us)
+        ),
+    ),
+    "a message that outlived the loss counts as new": lambda: replaced(
+        positions, "epoch_of", lambda epochs, *_: epochs[-1].number
+    ),
+    "what the broker has lost is acknowledged": lambda: replaced(
+        positions.CommandPositions, "is_current", lambda self, position: True
+    ),
     "missing tenant filter on mark": lambda: sql(
         "_MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''"
     ),

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -349,6 +349,17 @@ class World:
         self.broker.stop()
         return self.broker.start
 
+    def _lost_tail(self, fault: Fault) -> Callable[[], None]:
+        put_back = self.broker.keep_copy()
+
+        def lose() -> None:
+            self.tally.outages += 1
+            self.broker.stop()
+            put_back()
+            self.loop.world_at(self.loop.time() + fault.size, self.broker.start)
+
+        return lose
+
     def _half_open(self, fault: Fault) -> None:
         for link in self.broker.links:
             if "deaf" in fault.kind:
@@ -410,6 +421,7 @@ class World:
         "absence": _absence,
         "stop": _stop,
         "outage": _outage,
+        "lost tail": _lost_tail,
         "deaf": _half_open,
         "mute": _half_open,
         "deaf and mute": _half_open,
@@ -595,7 +607,7 @@ class World:
             sequence, word = int(subject.split(".")[5]), message.data.decode().split(" ")[0]
             self.note(f"{word} sent for {sequence}")
             if stream is not None and sequence in stream.messages and self._was_delivered(sequence):
-                self.model.acknowledged((stream.created_us, sequence), word)
+                self.model.acknowledged(stream.messages[sequence].position, word)
 
     def _was_delivered(self, sequence: int) -> bool:
         consumer = self.broker.consumer
@@ -609,7 +621,12 @@ class World:
 
     def command_stored(self, stored: Stored) -> None:
         self.note(f"command {stored.position[1]} stored on {stored.subject}: {stored.data[:300]!r}")
-        self.model.command_stored(stored.position, stored.subject, stored.data)
+        stream = self.broker.streams[COMMANDS]
+        self.model.command_stored(stored.position, stored.subject, stored.data, losses=stream.losses)
+
+    def commands_lost(self, lost: Sequence[Stored], newest: Position) -> None:
+        self.note(f"the broker comes back with {newest[1]} as its newest command, {len(lost)} are lost")
+        self.model.commands_lost([stored.position for stored in lost], newest)
 
     def command_ended(self, position: Position, word: str) -> None:
         self.note(f"command {position[1]} leaves the stream by {word}")

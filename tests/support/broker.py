@@ -86,6 +86,19 @@ class NatsServer:
         """End it with kill -9."""
         self._end(signal.SIGKILL)
 
+    def keep_data(self) -> None:
+        """Stop, keep a copy of everything that is stored, and start again."""
+        self.stop()
+        shutil.copytree(self.folder / "data", self.folder / "kept")
+        self.start()
+
+    def lose_tail(self) -> None:
+        """Come back as at the last `keep_data`, as after a power cut."""
+        self.kill()
+        shutil.rmtree(self.folder / "data")
+        shutil.copytree(self.folder / "kept", self.folder / "data")
+        self.start()
+
     def freeze(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)

@@ -114,6 +114,7 @@ def test_what_must_be_alerted_on_is() -> None:
         "timer_store_available",
         "timer_store_free_bytes",
         "timer_clock_step_held_seconds",
+        "timer_stream_tail_lost",
     }
 
 

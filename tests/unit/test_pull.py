@@ -144,7 +144,7 @@ async def test_a_consumer_that_is_gone_is_told(desk: Desk, status: str, descript
 
 
 @pytest.mark.parametrize(
-    "reply", ["$JS.ACK.S.c.3.17.20.1700.5", "$JS.ACK.hub.account.S.c.3.17.20.1700.5.token"]
+    "reply", ["$JS.ACK.S.c.3.17.20.1700999.5", "$JS.ACK.hub.account.S.c.3.17.20.1700999.5.token"]
 )
 def test_both_forms_of_an_acknowledgement_subject_are_read(reply: str) -> None:
-    assert read_delivery(reply) == Delivery(sequence=17, times_delivered=3)
+    assert read_delivery(reply) == Delivery(sequence=17, times_delivered=3, stored_us=1700)

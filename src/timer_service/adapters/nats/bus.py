@@ -4,15 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import structlog
-from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
 from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
@@ -21,8 +19,9 @@ from timer_service.adapters.nats.complaints import Complaints
 from timer_service.adapters.nats.connecting import Connector, close
 from timer_service.adapters.nats.incoming import Buffer, Incoming, read_incoming
 from timer_service.adapters.nats.letters import LONGEST_DELAY_S, ROOM_FOR_PARKED, Letters
+from timer_service.adapters.nats.positions import CommandPositions, StreamEnd, read_stream_end
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.pull import CommandPull
+from timer_service.adapters.nats.pull import CommandPull, read_delivery
 from timer_service.adapters.nats.stream_watch import LOOK_INTERVAL_S, StreamWatch
 from timer_service.adapters.nats.streams import (
     CONSUMER_NAME,
@@ -34,9 +33,10 @@ from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.adapters.nats.waiting import within
 from timer_service.addresses import without_credentials
 from timer_service.domain.errors import BusUnavailable, TransientError
-from timer_service.domain.messages import EPOCH, DueTimeReached, Position
+from timer_service.domain.messages import DueTimeReached, Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import PublishResult, Refusal
+from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_calls import TimerCalls
 from timer_service.waiting import Over, unless
 
@@ -79,6 +79,7 @@ class NatsEventBus:
         options: NatsOptions,
         clock: Clock,
         chance: Callable[[], float],
+        epochs: StreamEpochs,
         connected: Callable[[], None] = lambda: None,
         letters_dropped: Callable[[], None] = lambda: None,
         meet_history: Callable[[int], Awaitable[None]] | None = None,
@@ -93,7 +94,7 @@ class NatsEventBus:
         self._client: TolerantClient | None = None
         self._publisher: Publisher | None = None
         self._pull: CommandPull | None = None
-        self._stream_created_us: int | None = None
+        self.positions = CommandPositions(epochs, clock)
         self._buffer = Buffer(options.batch_size)
         self.letters = Letters(self._subjects, self._names.commands, clock, self.answer, letters_dropped)
         self._stopping = False
@@ -141,7 +142,11 @@ class NatsEventBus:
     @property
     def warnings(self) -> dict[str, str]:
         """What a person should see to although messages come and go."""
-        found = {"streams": self._streams.problem, "dead letters": self.letters.problem}
+        found = {
+            "streams": self._streams.problem,
+            "dead letters": self.letters.problem,
+            "commands": self.positions.warning,
+        }
         return {part: text for part, text in found.items() if text is not None}
 
     @property
@@ -156,15 +161,13 @@ class NatsEventBus:
 
     async def last_position(self) -> Position:
         """Ask the broker for the newest command in the stream."""
-        client, created_us = self._client, self._stream_created_us
-        if client is None or created_us is None:
+        client = self._client
+        if client is None:
             raise BusUnavailable(self._told or "not connected to the broker yet")
-        jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
-            info = await jetstream.stream_info(self._names.commands)
+            return await self.positions.newest(lambda: self._stream_end(client))
         except (NatsError, OSError) as error:
             raise BusUnavailable(f"the command stream does not answer: {_reason(error)}") from error
-        return Position(_microseconds(info.created) or created_us, info.state.last_seq)
 
     async def receive(self) -> "_NatsBatch":
         """Wait for messages and return those at hand, at least one and at most a batch."""
@@ -251,7 +254,7 @@ class NatsEventBus:
     async def _prepare(self, client: TolerantClient, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
         options = self._options
-        stream = await self._ensure_streams(jetstream)
+        await self._ensure_streams(jetstream)
         acknowledged = await ensure_consumer(
             jetstream,
             self._subjects,
@@ -262,22 +265,36 @@ class NatsEventBus:
         if self._meet_history is not None:
             # Before the first pull: nothing is acknowledged until the store has agreed.
             await self._meet_history(acknowledged)
-        created_us = _microseconds(stream.created)
-        if created_us is None:
-            raise NatsError("the broker does not say when the command stream was created")
-        self._stream_created_us = created_us
-        prefix = f"$JS.{options.domain}.API" if options.domain else "$JS.API"
+        await self._learn_positions(client)
         self._pull = CommandPull(
             client,
-            f"{prefix}.CONSUMER.MSG.NEXT.{self._names.commands}.{CONSUMER_NAME}",
+            f"{self._api_prefix}.CONSUMER.MSG.NEXT.{self._names.commands}.{CONSUMER_NAME}",
             batch_size=options.batch_size,
-            deliver=lambda message: self._buffer.put(read_incoming(self._subjects, message, created_us)),
+            deliver=self._deliver,
             has_room=self._buffer.has_room,
             consumer_lost=self._consumer_lost,
         )
         await self._pull.start()
 
-    async def _ensure_streams(self, jetstream: JetStreamContext) -> StreamInfo:
+    async def _stream_end(self, client: TolerantClient) -> StreamEnd:
+        subject = f"{self._api_prefix}.STREAM.INFO.{self._names.commands}"
+        return read_stream_end((await client.request(subject, timeout=JETSTREAM_TIMEOUT_S)).data)
+
+    async def _learn_positions(self, client: TolerantClient) -> None:
+        """Find out whether the stream has lost anything, and ask again for what waited for the answer."""
+        await self.positions.learn(lambda: self._stream_end(client))
+        if again := self.positions.take_aside():
+            await client.publish_all([Outgoing(reply, b"-NAK") for reply in again])
+
+    def _deliver(self, message: Msg) -> None:
+        delivery = read_delivery(message.reply)
+        position = self.positions.of(delivery)
+        if position is None:
+            self.positions.set_aside(message.reply)
+        else:
+            self._buffer.put(read_incoming(self._subjects, message, position, delivery.times_delivered))
+
+    async def _ensure_streams(self, jetstream: JetStreamContext) -> None:
         options = self._options
         found = await ensure_streams(
             jetstream,
@@ -287,9 +304,8 @@ class NatsEventBus:
             letters_repeated_within_s=options.ack_wait_s + LONGEST_DELAY_S,
         )
         self._streams.look(found.configs, found.findings)
-        return found.commands
 
-    async def _watch(self, client: Client, jetstream: JetStreamContext) -> None:
+    async def _watch(self, client: TolerantClient, jetstream: JetStreamContext) -> None:
         """Wait until the connection or the consumer is gone; keep pulls going and streams in place."""
         loop = asyncio.get_running_loop()
         look_at = loop.time() + LOOK_INTERVAL_S
@@ -309,6 +325,9 @@ class NatsEventBus:
             if self._pull is not None and not self._session_over.is_set():
                 # A client can look connected on a dead socket: only an answer proves it alive.
                 await client.flush(timeout=ANSWER_TIMEOUT_S)
+                # A stream can lose its tail without a word, where another server takes it over.
+                with suppress(NatsError, TransientError):
+                    await self._learn_positions(client)
                 await self._pull.top_up()
 
     async def _stop_pulling(self) -> None:
@@ -330,6 +349,10 @@ class NatsEventBus:
                 await self._session_over.wait()
 
     @property
+    def _api_prefix(self) -> str:
+        return f"$JS.{self._options.domain}.API" if self._options.domain else "$JS.API"
+
+    @property
     def _domain(self) -> dict[str, str]:
         return {"domain": self._options.domain} if self._options.domain else {}
 
@@ -338,8 +361,8 @@ class NatsEventBus:
         client = self._client
         if client is None:
             return
-        # In a stream made anew the same sequence is another message: leave that one alone.
-        known = [pair for pair in replies if pair[0].position.stream_created_us == self._stream_created_us]
+        # Where the stream began again the same sequence is another message: leave that one alone.
+        known = [pair for pair in replies if self.positions.is_current(pair[0].position)]
         with suppress(NatsError, OSError, TimeoutError):
             outgoing = [Outgoing(incoming.reply, word) for incoming, word in known]
             await within(ANSWER_TIMEOUT_S, client.publish_all(outgoing))
@@ -390,10 +413,6 @@ class _NatsBatch:
 
     async def dead_letter(self) -> Sequence[Refusal]:
         return await self._bus.letters.take(self._refused)
-
-
-def _microseconds(created: datetime | None) -> int | None:
-    return None if created is None else round((created - EPOCH).total_seconds() * 1_000_000)
 
 
 def _reason(error: BaseException) -> str:

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 from nats.aio.msg import Msg
 
 from timer_service.adapters import codec
-from timer_service.adapters.nats.pull import read_delivery
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, Position
 from timer_service.ports.event_bus import Refusal
@@ -27,15 +26,13 @@ class Incoming(NamedTuple):
     """Kept only of what is refused."""
 
 
-def read_incoming(subjects: codec.Subjects, message: Msg, stream_created_us: int) -> Incoming:
+def read_incoming(subjects: codec.Subjects, message: Msg, position: Position, times: int) -> Incoming:
     """Read a delivered message, or find out why it cannot be read."""
-    sequence, times = read_delivery(message.reply)
-    position = Position(stream_created_us, sequence)
     try:
         command = codec.decode_command(subjects, message.subject, message.data, position, message.headers)
     except CommandRefused as error:
         # What the error says, not the error: its traceback would keep the whole message in memory.
-        refusal = Refusal(error.reason, error.detail, message.subject, sequence)
+        refusal = Refusal(error.reason, error.detail, message.subject, position.sequence)
         # One byte more than a letter holds, so that it shows as cut.
         body = message.data[: codec.MAX_LETTER_BODY_BYTES + 1]
         return Incoming(message.reply, position, times, None, refusal, body)

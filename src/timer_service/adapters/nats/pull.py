@@ -29,6 +29,8 @@ class Delivery(NamedTuple):
 
     sequence: int
     times_delivered: int
+    stored_us: int
+    """When the broker stored it, in microseconds since 1970."""
 
 
 def read_delivery(reply: str) -> Delivery:
@@ -36,7 +38,11 @@ def read_delivery(reply: str) -> Delivery:
     tokens = reply.split(".")
     # $JS.ACK.<stream>.<consumer>.… or $JS.ACK.<domain>.<account>.<stream>.<consumer>.…
     first = 4 if len(tokens) == 9 else 6
-    return Delivery(sequence=int(tokens[first + 1]), times_delivered=int(tokens[first]))
+    return Delivery(
+        sequence=int(tokens[first + 1]),
+        times_delivered=int(tokens[first]),
+        stored_us=int(tokens[first + 3]) // 1000,
+    )
 
 
 class CommandPull:

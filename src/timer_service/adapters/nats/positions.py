@@ -1,0 +1,158 @@
+"""Where delivered commands stand among all commands, also after the broker has lost its newest messages."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+import structlog
+from nats.errors import Error as NatsError
+
+from timer_service.adapters.nats.pull import Delivery
+from timer_service.domain.epochs import StreamEpoch, epoch_of, epoch_to_begin
+from timer_service.domain.errors import BusUnavailable
+from timer_service.domain.messages import EPOCH, Position
+from timer_service.ports.clock import Clock
+from timer_service.ports.stream_epochs import StreamEpochs
+
+BEGIN_TRIES: Final = 10
+WARNED_FOR: Final = timedelta(days=1)
+
+log = structlog.get_logger(__name__)
+
+
+class StreamEnd(NamedTuple):
+    """What a stream says of itself."""
+
+    created_us: int
+    last_sequence: int
+    last_stored_us: int
+    """When its newest message was stored, in microseconds since 1970; 0 where it is not known."""
+
+
+Ask = Callable[[], Awaitable[StreamEnd]]
+
+
+def read_stream_end(answer: bytes) -> StreamEnd:
+    """Read the broker's answer to the question for a stream. Raises NatsError where it is an error.
+
+    nats-py drops when the newest message was stored.
+    """
+    info = json.loads(answer)
+    if "error" in info:
+        raise NatsError(str(info["error"].get("description", "the command stream does not answer")))
+    state = info["state"]
+    return StreamEnd(_microseconds(info["created"]), int(state["last_seq"]), _microseconds(state["last_ts"]))
+
+
+def _microseconds(text: str) -> int:
+    return max(0, (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1))
+
+
+class CommandPositions:
+    """Gives every delivered command its position, and notices when the broker has lost some.
+
+    The store remembers the newest command that was applied. A stream that ends before it, or that holds
+    another message in its place, has lost its tail: a new epoch begins, and new commands count again.
+    """
+
+    def __init__(self, store: StreamEpochs, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._epochs: Sequence[StreamEpoch] = []
+        """Those of the stream that is in use."""
+        self._seen = Position(0, 0)
+        """The newest message of the newest epoch that was delivered or applied, and the latest storing."""
+        self._overwritten = False
+        self._set_aside: list[str] = []
+        self._lost_at: datetime | None = None
+
+    async def learn(self, ask: Ask) -> None:
+        """Compare the stream with what was applied, and begin a new epoch where it has lost something."""
+        begun: StreamEpoch | None = None
+        for _ in range(BEGIN_TRIES):
+            # Before the stream is asked: what is applied or delivered from here on is in its answer as well.
+            known, seen = await self._store.stream_epochs(), self._seen
+            end = await ask()
+            fresh = epoch_to_begin(
+                known, end.created_us, end.last_sequence, seen, overwritten=self._overwritten
+            )
+            if fresh is None:
+                self._use([e for e in known if e.stream_created_us == end.created_us], end, begun)
+                return
+            if await self._store.begin_epoch(fresh):  # If not, another instance was first: look again.
+                begun = fresh
+        raise NatsError("the epochs of the command stream change too often")
+
+    def _use(self, epochs: Sequence[StreamEpoch], end: StreamEnd, begun: StreamEpoch | None) -> None:
+        newest, before = epochs[-1], self._seen
+        if newest.number == before.stream_created_us:
+            return
+        was_in_use = any(epoch.number == before.stream_created_us for epoch in epochs)
+        self._epochs = epochs
+        self._seen = Position(newest.number, newest.last_sequence, newest.last_stored_us)
+        self._overwritten = False
+        if was_in_use or (begun is not None and len(epochs) > 1):
+            self._lost_at = self._clock.now()
+            expected = max(before.sequence, epochs[-2].last_sequence)
+            log.error("stream.tail_lost", expected=expected, found=end.last_sequence)
+
+    @property
+    def warning(self) -> str | None:
+        """What was lost lately."""
+        if self._lost_at is None or self._clock.now() - self._lost_at > WARNED_FOR:
+            return None
+        return (
+            "the broker came back without its newest commands: those that it had confirmed and we had not "
+            "applied are lost, their senders must repeat them; new ones count"
+        )
+
+    def of(self, delivery: Delivery) -> Position | None:
+        """Return where a delivered message stands; None where that is not known before the next `learn`."""
+        seen, (sequence, _, stored_us) = self._seen, delivery
+        number = epoch_of(self._epochs, sequence, stored_us)
+        if number == seen.stream_created_us and sequence <= seen.sequence and 0 < seen.stored_us < stored_us:
+            self._overwritten = True  # Stored later than what was there before: the sequence was given away.
+        if self._overwritten:
+            return None
+        position = Position(number, sequence, stored_us)
+        if number == seen.stream_created_us:
+            self._see(position)
+        return position
+
+    def set_aside(self, reply: str) -> None:
+        """Keep in mind that a message without a position has to be delivered again."""
+        self._set_aside.append(reply)
+
+    def take_aside(self) -> list[str]:
+        """Return what was set aside, once positions are known again."""
+        taken, self._set_aside = self._set_aside, []
+        return taken
+
+    async def newest(self, ask: Ask) -> Position:
+        """Return the position of the newest command. Raises BusUnavailable where it is not known."""
+        seen = self._seen
+        end = await ask()
+        if not self._epochs or self._epochs[-1].stream_created_us != end.created_us:
+            raise BusUnavailable("the command stream was made again a moment ago")
+        number = self._epochs[-1].number
+        if number != seen.stream_created_us or end.last_sequence < seen.sequence or self._overwritten:
+            raise BusUnavailable("the command stream has lost its newest messages a moment ago")
+        newest = Position(number, end.last_sequence, end.last_stored_us)
+        self._see(newest)
+        return newest
+
+    def _see(self, position: Position) -> None:
+        seen = self._seen
+        if position.stored_us:
+            self._seen = Position(
+                seen.stream_created_us,
+                max(position.sequence, seen.sequence),
+                max(position.stored_us, seen.stored_us),
+            )
+
+    def is_current(self, position: Position) -> bool:
+        """Return whether the stream still holds this very message under its sequence."""
+        return bool(self._epochs) and position.stream_created_us == epoch_of(
+            self._epochs, position.sequence, position.stored_us
+        )
