@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from tests.support.clock import START
 from tests.support.timers import at, reached
 from timer_service.domain.errors import RefusalReason
+from timer_service.domain.timer import Outcome
 from timer_service.log_summary import LogSummary
 from timer_service.ports.event_bus import Refusal
 from timer_service.work_log import WorkLog
@@ -149,4 +150,24 @@ def test_firings_are_summed_up_with_the_latest_of_them() -> None:
         "timers": 3,
         "superseded": 1,
         "max_lateness_ms": 9000,
+    }
+
+
+def test_commands_are_summed_up_by_outcome() -> None:
+    time = Appointments()
+    kinds = Counter({("ScheduleTimer", Outcome.SCHEDULED): 2, ("CancelTimer", Outcome.CANCELLED): 1})
+
+    with capture_logs() as log:
+        work_log = WorkLog(time.later)
+        for _ in range(3):
+            work_log.scheduled(ScheduleReport(kinds, [], 1, None))
+        time.pass_to(1)
+
+    assert log[1] == {
+        "event": "commands.applied",
+        "log_level": "info",
+        "batches": 2,
+        "redelivered": 2,
+        "scheduled": 4,
+        "cancelled": 2,
     }

@@ -53,6 +53,7 @@ class Rig:
         self.store = store or FragileStore()
         self.broker = MemoryEventBus(self.clock, Subjects("timer"), batch_size=batch_size)
         self.bus = bus(self.broker)
+        self.metrics = Metrics()
         self.service = Service(
             store=self.store,
             bus=self.bus,
@@ -60,7 +61,7 @@ class Rig:
             chance=lambda: chance,
             poll_interval_s=POLL_S,
             batch_size=batch_size,
-            metrics=Metrics(),
+            metrics=self.metrics,
             precise_wakeup=precise_wakeup,
             elapsed_s=lambda: self.clock.elapsed_s,
             retention=retention,
@@ -1011,6 +1012,17 @@ async def test_little_space_is_told_whoever_counted() -> None:
     rig.service.note_counts(replace(counts, free_bytes=1000))
 
     assert rig.service.health().problems == {"disk": "only 1000 bytes are free"}
+
+
+async def test_whoever_looks_at_the_gauges_finds_them_up_to_date() -> None:
+    rig = Rig()
+    await rig.keep(schedule("due", -60), schedule("later", 60, number=2))
+
+    await rig.service.observe()
+
+    shown = rig.metrics.text().decode().splitlines()
+    assert {"timer_pending 2.0", "timer_backlog 1.0", "timer_oldest_overdue_seconds 60.0"} <= set(shown)
+    assert {"timer_broker_connected 1.0", "timer_store_available 1.0"} <= set(shown)
 
 
 class _FullDisk(FragileStore):
