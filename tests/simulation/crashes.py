@@ -145,7 +145,7 @@ STORIES: dict[str, Plan] = {
         _schedule(0.42, "acme", "order-3", 0.7, 6),
         _schedule(0.43, "acme", "order-2", 0.8, 7),
         faults=[Fault(0.2, "lost tail", 0.2, size=0.001)],
-        ends_at=1.6,
+        ends_at=1.8,
         settled_at_least_s=2.5,
     ),
     "letters that cannot be written": _plan(
