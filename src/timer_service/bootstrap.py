@@ -44,6 +44,7 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
             metrics=metrics,
             precise_wakeup=settings.precise_wakeup,
             retention=settings.retention_span,
+            catch_up=settings.catch_up_span,
             other_problems=lambda: {"clock": clock.problem},
             warnings=lambda: bus.warnings,
         )

@@ -90,6 +90,12 @@ def _clock_step(text: str) -> str:
     return text
 
 
+def _catch_up(text: str) -> str:
+    if text != "0" and not timedelta(milliseconds=100) <= parse_duration(text) <= timedelta(hours=1):
+        raise ValueError("out of range")
+    return text
+
+
 def _retention(text: str) -> str:
     if text != "off" and not timedelta(minutes=1) <= parse_duration(text) <= timedelta(
         days=MAX_RETENTION_DAYS
@@ -144,6 +150,12 @@ class Settings(BaseSettings):
         default=True,
         description="Wake when the next timer is due; if not, timers fire at the next poll",
         allowed="true or false",
+    )
+    catch_up: Annotated[str, AfterValidator(_catch_up)] = _setting(
+        "30s",
+        "Longest time that due timers wait for commands of their tenant that the broker already has; "
+        "0 disables it",
+        "a duration from 100ms to 1h such as 30s, or 0",
     )
     max_clock_step: Annotated[str, AfterValidator(_clock_step)] = _setting(
         "1h",
@@ -302,6 +314,11 @@ class Settings(BaseSettings):
     def retention_span(self) -> timedelta | None:
         """How long ended timers are kept; None for ever."""
         return None if self.retention == "off" else parse_duration(self.retention)
+
+    @property
+    def catch_up_span(self) -> timedelta:
+        """How long due timers wait for commands at most; zero where they do not wait."""
+        return timedelta() if self.catch_up == "0" else parse_duration(self.catch_up)
 
     @property
     def max_clock_step_span(self) -> timedelta | None:

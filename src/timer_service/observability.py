@@ -143,6 +143,11 @@ class Metrics:
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )
+        self._let_go = Counter(
+            "timer_catch_up_given_up",
+            "Timers fired although commands of their tenant still waited, after TIMER_CATCH_UP",
+            registry=registry,
+        )
         self._purged = Counter("timer_purged", "Ended timers deleted by retention", registry=registry)
         self._connects = Counter(
             "timer_broker_connects", "Sessions with the broker, the first one included", registry=registry
@@ -153,6 +158,7 @@ class Metrics:
                 ("timer_pending", "Scheduled timers, due or not"),
                 ("timer_backlog", "Timers that are due and not fired yet"),
                 ("timer_oldest_overdue_seconds", "How long the oldest of them has been due"),
+                ("timer_tenants_waiting", "Tenants whose due timers wait for commands in the stream"),
                 ("timer_last_poll_timestamp_seconds", "When the worker last looked for due timers"),
                 ("timer_broker_connected", "1 while the broker, its streams and the consumer are there"),
                 ("timer_dead_letters_waiting", "Refused messages that wait for their letters"),
@@ -182,6 +188,8 @@ class Metrics:
     def fired(self, report: FireReport, seconds: float) -> None:
         """Take note of one look for due timers."""
         self._polling.observe(seconds)
+        self._gauges["timer_tenants_waiting"].set(report.catch_up.waiting)
+        self._let_go.inc(report.catch_up.let_go)
         for _, result in report.failed:
             self._failures.labels(result.outcome.name.lower()).inc()
         if not report.confirmed:

@@ -17,6 +17,7 @@ from timer_service.ports.health import Health
 from timer_service.ports.timer_store import StoreCounts, TimerStore
 from timer_service.waiting import Over, first_done, owned, unless
 from timer_service.work_log import WorkLog
+from timer_service.workflows.catch_up import CatchUp
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack
 from timer_service.workflows.purge_timers import purge_timers
@@ -33,6 +34,7 @@ LANES: Final = 2
 LOOK_AGAIN_S: Final = 0.02
 """The pause before another look where timers are due and none of them could be claimed."""
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
+CATCH_UP: Final = timedelta(seconds=30)
 PURGE_BATCH: Final = 1_000
 """Firing waits for one batch at most, about 20 ms; without a pause that makes 50,000 timers per second."""
 PURGE_INTERVAL_S: Final = 60.0
@@ -60,6 +62,7 @@ class Service:
         metrics: Metrics,
         precise_wakeup: bool = True,
         retention: timedelta | None = None,
+        catch_up: timedelta = CATCH_UP,
         other_problems: Callable[[], dict[str, str | None]] = dict,
         elapsed_s: Callable[[], float] = time.monotonic,
         warnings: Callable[[], dict[str, str]] = dict,
@@ -79,6 +82,7 @@ class Service:
         self._warnings = warnings
         self._hold_back = HoldBack()
         self._work_log = WorkLog()
+        self._catch_up = CatchUp(catch_up)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
@@ -125,6 +129,8 @@ class Service:
                 return
             if report.nearest_due_at is not None:
                 self.wake_for(report.nearest_due_at)
+            if self._catch_up.is_waiting:
+                self._wake.set()
             self._metrics.scheduled(report)
             self._work_log.scheduled(report)
 
@@ -200,6 +206,7 @@ class Service:
             clock=self._clock,
             limit=limit,
             hold_back=self._hold_back,
+            catch_up=self._catch_up,
             retry=self._retrying("mark"),
         )
         self._metrics.fired(report, time.perf_counter() - started)

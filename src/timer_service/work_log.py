@@ -8,6 +8,7 @@ import structlog
 from timer_service.domain.errors import RefusalReason
 from timer_service.log_summary import Later, LogSummary, on_this_loop
 from timer_service.ports.event_bus import Refusal
+from timer_service.workflows.catch_up import CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.schedule_timers import ScheduleReport
 
@@ -66,6 +67,7 @@ class WorkLog:
                 )
             )
         _tell_failures(report)
+        _tell_catch_up(report.catch_up)
 
     def close(self) -> None:
         """Tell what is left."""
@@ -117,6 +119,18 @@ def _tell_fired(found: _Fired) -> None:
         superseded=found.superseded,
         max_lateness_ms=found.max_lateness_ms,
     )
+
+
+def _tell_catch_up(change: CatchUpChange) -> None:
+    if change.given_up:
+        log.warning(
+            "catch_up.given_up",
+            tenants=len(change.given_up),
+            tenant_id=change.given_up[0],
+            timers=change.let_go,
+        )
+    if change.recovered:
+        log.info("catch_up.recovered")
 
 
 def _tell_failures(report: FireReport) -> None:

@@ -32,6 +32,7 @@ WATCHED = (
     "adapters/nats/waiting.py",
     "adapters/nats/positions.py",
     "adapters/nats/publisher.py",
+    "adapters/nats/backlog.py",
     "adapters/nats/pull.py",
     "adapters/nats/streams.py",
     "adapters/nats/api.py",

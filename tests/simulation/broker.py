@@ -3,7 +3,7 @@
 import asyncio
 import json
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -259,12 +259,28 @@ class Broker:
             self._acknowledged(message)
         elif subject.startswith("$JS.API.CONSUMER.MSG.NEXT."):
             self._pulled(link, message)
+        elif subject in (f"$JS.API.STREAM.INFO.{COMMANDS}", f"$JS.API.STREAM.MSG.GET.{COMMANDS}"):
+            self._asked(link, message)
         elif subject.startswith(TENANTS_INBOX):
             answer = self.answers.pop(subject, None)
             if answer is not None:
                 answer(message)
         else:
             self._published(link, message)
+
+    def _asked(self, link: "Link", message: Message) -> None:
+        """Tell which subjects have messages, or find the next message of one."""
+        if self.faults.jetstream_away:
+            link.down(_status(message.reply, "503", ""))
+            return
+        stream, request = self.streams.get(COMMANDS), json.loads(message.data)
+        if stream is None:
+            answer: dict[str, Any] = {"error": {"code": 404, "err_code": 10059}}
+        elif "next_by_subj" in request:
+            answer = _next_message(stream, request["seq"], request["next_by_subj"])
+        else:
+            answer = _information(stream, request["subjects_filter"].split("."))
+        link.down(Message(message.reply, json.dumps(answer).encode()))
 
     def stream_info(self, name: str) -> Stream | None:
         return self.streams.get(name)
@@ -518,6 +534,24 @@ class Link:
         gone = self._broken or self._process_died_at is not None
         if not gone and self._broker.loop.time() >= self.mute_until:
             work()
+
+
+def _information(stream: Stream, pattern: Sequence[str]) -> dict[str, Any]:
+    subjects = Counter(
+        stored.subject for stored in stream.messages.values() if matches(pattern, stored.subject.split("."))
+    )
+    state = {
+        "messages": len(stream.messages),
+        "first_seq": min(stream.messages, default=stream.last_sequence + 1),
+        "last_seq": stream.last_sequence,
+        "subjects": subjects,
+    }
+    return {"created": str(stream.created_us), "total": len(subjects), "state": state}
+
+
+def _next_message(stream: Stream, first: int, subject: str) -> dict[str, Any]:
+    found = [n for n, stored in stream.messages.items() if n >= first and stored.subject == subject]
+    return {"message": {"seq": min(found)}} if found else {"error": {"code": 404, "err_code": 10037}}
 
 
 def _status(inbox: str, status: str, description: str) -> Message:

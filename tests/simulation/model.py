@@ -132,6 +132,8 @@ class Surroundings:
     disturbed: Callable[[float, float], bool] = lambda _since, _until: False
     """Whether anything was wrong between two moments, so that lateness is explained."""
     retention_ms: int | None = None
+    catch_up_s: float = 30.0
+    """For so long a due timer waits for what its tenant sent before."""
     last_freeze_end: float = -1e9
 
 
@@ -151,6 +153,9 @@ class Model:
         """Under which position the service may know a command, and its true one."""
         self._after_loss: dict[Position, float] = {}
         """When a command was stored whose sequence may have been another's before."""
+        self._clock_at: dict[Position, int] = {}
+        """The latest that the service's clock had ever shown when a command was stored."""
+        self._life_began: dict[int, float] = {}
         self._refused: dict[Position, tuple[str, bytes, Wish]] = {}
         self._letters: dict[Position, int] = defaultdict(int)
         self._lettered_at: dict[Position, float] = {}
@@ -191,6 +196,7 @@ class Model:
         else:
             self.counts.commands += 1
             self._commands[position] = wish
+            self._clock_at[position] = self.around.wall_shown_since(0.0)
             for noticed in range(losses + 1):
                 # A loss of what nobody had seen goes unnoticed, and does no harm.
                 known_as = (position[0] - losses + noticed, position[1])
@@ -248,6 +254,7 @@ class Model:
             self._violated("I2", f"{firing} was published at {shown_ms}, {due_ms - shown_ms} ms early")
         self._check_order(reply, due_ms)
         self._check_accepted(firing, event.get("correlationId"), now)
+        self._check_caught_up(firing, life, now)
         self._check_repetition(firing, event["id"], life, now)
         send = _Send(life, now, event["id"])
         self._sends[firing] = self._awaited[reply] = send
@@ -299,6 +306,26 @@ class Model:
         elif now - versions[last + 1].since > self.around.slack_s:
             after = versions[last + 1]
             self._violated("I4", f"{firing} was published, but since {after.since:.3f} it is {after.row}")
+
+    def _check_caught_up(self, firing: Firing, life: int, now: float) -> None:
+        """Check that every command that the broker had stored before the due time was applied before."""
+        key, due_ms = firing[:2], firing[3]
+        rows = [version.row for version in self.history[key] if version.row is not None]
+        own = [row for row in rows if _firing(key, row) == firing]
+        purged = len(rows) < len(self.history[key])  # Nothing is remembered of it, nor of what was applied.
+        if not own or purged or firing in self._sends:
+            return
+        ignored = [
+            position
+            for known_as, position in self._by_key[key]
+            if known_as > own[-1].position and position not in self._forgiven
+            if position not in self._after_loss and self._clock_at[position] < due_ms
+            if _firing(key, _applied(own[-1], self._commands[position], known_as)) != firing
+        ]
+        due_at = now - (self.around.wall_ms() - due_ms) / 1000
+        waited_s = now - max(due_at, self._life_began[life])
+        if ignored and waited_s < self.around.catch_up_s / 2:
+            self._violated("I8", f"{firing} was published, but {ignored} were stored before it was due")
 
     def _check_punctual(self, firing: Firing, accepted_at: float, now: float) -> None:
         if firing in self._sends:
@@ -404,6 +431,10 @@ class Model:
             self._removed(key)
         self.rows = now_rows
         self.counts.timers = max(self.counts.timers, len(now_rows))
+
+    def began(self, life: int) -> None:
+        """Know when a process started: before that it can have waited for nothing."""
+        self._life_began[life] = self.around.now()
 
     def reopened(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Check that a crash has lost nothing that was committed."""
@@ -605,6 +636,10 @@ def _applied(row: Row | None, wish: Wish, position: Position, *, is_call: bool =
     if after.due_ms != row.due_ms or after.state != row.state:
         after = replace(after, generation=row.generation + 1)
     return after
+
+
+def _firing(key: Key, row: Row) -> Firing | None:
+    return (*key, row.generation, row.due_ms) if row.state == SCHEDULED and row.due_ms is not None else None
 
 
 def _row(raw: tuple[Any, ...]) -> Row:

@@ -93,6 +93,7 @@ class Plan:
     suspends: float = 0.3
     max_clock_step: str = "off"
     retention: str = "off"
+    catch_up: str = "30s"
     fresh_database: bool = False
     settled_at_least_s: float = 11.0
     """Longer than an acknowledgement is waited for, so that what comes again comes now."""
@@ -101,6 +102,11 @@ class Plan:
     crash: CrashPoint | None = None
     crash_from_s: float = 0.0
     """The steps to a crash are counted from this moment on."""
+
+    @property
+    def catch_up_s(self) -> float:
+        """How long a due timer waits for what its tenant sent before."""
+        return float(self.catch_up.removesuffix("s"))
 
     @property
     def punctual_s(self) -> float:
@@ -144,6 +150,8 @@ def make_plan(seed: int) -> Plan:
         max_clock_step=random.choice(("off", "off", "1h")),
         retention=random.choice(("off", "off", "1m")),
         fresh_database=random.random() < 0.1,
+        # From a source of its own, so that the other choices of a seed stay what they were.
+        catch_up=Random(f"catch-up-{seed}").choice(("30s", "30s", "30s", "1s", "5s")),
     )
     calm = random.random() < 0.25
     if calm:

@@ -21,6 +21,7 @@ from timer_service.domain.epochs import StreamEpoch
 from timer_service.service import Service
 from timer_service.workflows import (
     answer_requests,
+    catch_up,
     fire_due_timers,
     hold_back,
     purge_timers,
@@ -243,6 +244,22 @@ PLANTED: dict[str, Callable[[], Change]] = {
             ("if r.outcome is Published.CONFIRMED]\n        marked = 0", "]\n        marked = 0"),
         ),
         _as_imported(fire_due_timers, "fire_due_timers"),
+    ),
+    "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
+    "ask what waits before the clock is read": lambda: _together(
+        rewritten(
+            fire_due_timers,
+            "fire_due_timers",
+            (
+                "    now = clock.now()\n",
+                "    backlog = await bus.backlog(catch_up.asks())\n    now = clock.now()\n",
+            ),
+            ("await _who_waits(bus, catch_up, now)", "catch_up.judge(backlog, now)"),
+        ),
+        _as_imported(fire_due_timers, "fire_due_timers"),
+    ),
+    "whatever was stored at the look before counts as applied": lambda: rewritten(
+        catch_up.CatchUp, "_passed", (" if f.sequence < oldest", "")
     ),
     "sleep without regard to the poll interval": lambda: rewritten(
         Service,

@@ -96,6 +96,7 @@ class World:
                 slack_s=_slack_s(plan),
                 punctual_s=plan.punctual_s,
                 disturbed=plan.is_disturbed,
+                catch_up_s=plan.catch_up_s,
                 retention_ms=60_000 if plan.retention == "1m" else None,
             )
         )
@@ -189,6 +190,7 @@ class World:
             return
         self._lives += 1
         self.model.reopened(self.disk.read(READ_ROWS))
+        self.model.began(self._lives)
         configured = settings(
             db_path=self.disk.path,
             polling_interval=self.plan.poll_interval_ms,
@@ -196,6 +198,7 @@ class World:
             ack_wait=self.plan.ack_wait_ms,
             max_clock_step=self.plan.max_clock_step,
             retention=self.plan.retention,
+            catch_up=self.plan.catch_up,
         )
         self.note(f"process {self._lives} starts")
         if self._unsent:

@@ -1,16 +1,16 @@
 """The memory adapters, made to fail on demand and to tell what was asked of them."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
-from timer_service.domain.messages import Command, DueTimeReached, Position
+from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
 from timer_service.domain.timer import DueTimer, Outcome
-from timer_service.ports.event_bus import CommandBatch, Published, PublishResult
+from timer_service.ports.event_bus import Backlog, CommandBatch, Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 
 T = TypeVar("T")
@@ -95,6 +95,9 @@ class RecordingBus:
 
     async def last_position(self) -> Position:
         return await self.inner.last_position()
+
+    async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
+        return await self.inner.backlog(beyond)
 
     async def receive(self) -> CommandBatch:
         return await self.inner.receive()

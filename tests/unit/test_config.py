@@ -41,6 +41,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_POLLING_INTERVAL": "5000",
         "TIMER_BATCH_SIZE": "2000",
         "TIMER_PRECISE_WAKEUP": "true",
+        "TIMER_CATCH_UP": "30s",
         "TIMER_MAX_CLOCK_STEP": "1h",
         "TIMER_DB_PATH": "event_service.db",
         "TIMER_STORE_URL": "",

@@ -1,6 +1,7 @@
 """Due timers are published first and marked once the broker has them."""
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import pytest
@@ -14,6 +15,7 @@ from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
 from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import TimerState
 from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.workflows.catch_up import CatchUp, CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
 from timer_service.workflows.retry import Retry
@@ -31,6 +33,7 @@ class Desk:
         self.broker = MemoryEventBus(self.clock, Subjects("timer"))
         self.bus = RecordingBus(self.broker)
         self.hold_back = HoldBack()
+        self.catch_up = CatchUp(timedelta(seconds=30))
 
     async def keep(self, *commands: Command) -> None:
         await self.store.apply(commands, self.clock.now())
@@ -43,6 +46,7 @@ class Desk:
             clock=self.clock,
             limit=limit,
             hold_back=self.hold_back,
+            catch_up=self.catch_up,
             retry=retry,
         )
 
@@ -70,6 +74,7 @@ async def test_a_due_timer_is_published_and_marked() -> None:
         confirmed_at=at(60.5),
         marked=1,
         hold_back=NO_CHANGE,
+        catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
         next_due_at=at(90),
@@ -103,6 +108,7 @@ async def test_nothing_due_means_nothing_published() -> None:
         confirmed_at=at(0),
         marked=0,
         hold_back=NO_CHANGE,
+        catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
         next_due_at=None,
@@ -181,7 +187,7 @@ async def test_nothing_is_marked_while_the_broker_is_away() -> None:
         await desk.fire()
 
     assert desk.state("order-1") is TimerState.SCHEDULED
-    assert desk.store.calls == ["claim_due"]
+    assert desk.store.calls == []
 
 
 async def test_only_what_the_broker_confirmed_is_marked() -> None:
@@ -197,6 +203,7 @@ async def test_only_what_the_broker_confirmed_is_marked() -> None:
         confirmed_at=at(0),
         marked=1,
         hold_back=HoldBackChange(held=1, freed=0),
+        catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
         next_due_at=at(0.5),

@@ -13,6 +13,7 @@ from timer_service.domain.timer import Outcome
 from timer_service.log_summary import LogSummary
 from timer_service.ports.event_bus import Refusal
 from timer_service.work_log import WorkLog
+from timer_service.workflows.catch_up import CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.hold_back import HoldBackChange
 from timer_service.workflows.schedule_timers import ScheduleReport
@@ -126,6 +127,7 @@ def fired(name: str, due_s: float, marked: int = 1) -> FireReport:
         confirmed_at=START,
         marked=marked,
         hold_back=HoldBackChange(held=0, freed=0),
+        catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
         next_due_at=at(60),

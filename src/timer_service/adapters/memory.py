@@ -2,12 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, zip_longest
 
+from timer_service import wire
 from timer_service.adapters import codec
 from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
@@ -21,7 +22,7 @@ from timer_service.domain.messages import (
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.event_bus import Backlog, Published, PublishResult, Refusal
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
     Applied,
@@ -216,6 +217,8 @@ class MemoryEventBus:
     """Subjects on which the broker takes nothing."""
     events_full: bool = False
     """Whether the event stream takes nothing more."""
+    handled_sequence: int = 0
+    """The newest message that was acknowledged or set aside."""
     pending: dict[int, _Message] = field(default_factory=dict)
     """Delivered or not, but neither acknowledged nor terminated."""
     _queue: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
@@ -229,6 +232,11 @@ class MemoryEventBus:
         self._queue.put_nowait(message)
         return message.sequence
 
+    def settle(self, sequence: int) -> None:
+        """Remove a message that is acknowledged or terminated."""
+        self.pending.pop(sequence, None)
+        self.handled_sequence = max(self.handled_sequence, sequence)
+
     @property
     def problem(self) -> str | None:
         """Say why nothing can be sent or received now."""
@@ -239,6 +247,27 @@ class MemoryEventBus:
         if not self.connected:
             raise BusUnavailable("the broker is away")
         return Position(self.stream_created_us, self._last_sequence)
+
+    async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
+        """Count what is pending on the subjects of commands."""
+        if not self.connected:
+            raise BusUnavailable("the broker is away")
+        waiting: dict[TenantId, list[int]] = {}
+        for message in self.pending.values():
+            tenant_id, _, kind = message.subject.removeprefix(self.subjects.commands_prefix).partition(".")
+            if kind in wire.COMMAND_TYPES:
+                waiting.setdefault(TenantId(tenant_id), []).append(message.sequence)
+        return Backlog(
+            stream=str(self.stream_created_us),
+            first_sequence=min(self.pending, default=self._last_sequence + 1),
+            last_sequence=self._last_sequence,
+            handled_sequence=self.handled_sequence,
+            tenants=frozenset(waiting),
+            oldest={
+                tenant_id: min((n for n in waiting.get(tenant_id, ()) if n > known), default=None)
+                for tenant_id, known in beyond.items()
+            },
+        )
 
     def redeliver(self) -> None:
         """Deliver again whatever was delivered but not acknowledged."""
@@ -293,7 +322,7 @@ class _MemoryBatch:
         for message in self._accepted:
             # In a stream that was made again the same sequence is another message.
             if self._bus.pending.get(message.sequence) is message:
-                del self._bus.pending[message.sequence]
+                self._bus.settle(message.sequence)
 
     async def dead_letter(self) -> Sequence[Refusal]:
         bus = self._bus
@@ -315,5 +344,5 @@ class _MemoryBatch:
         )
         subject = bus.subjects.dead_letter(bus.subjects.tenant_of(message.subject))
         bus.letters.setdefault(message.sequence, (subject, letter))
-        bus.pending.pop(message.sequence, None)
+        bus.settle(message.sequence)
         bus.refused.discard(message.sequence)

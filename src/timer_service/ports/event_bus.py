@@ -1,12 +1,12 @@
 """The message bus, as the core sees it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 from timer_service.domain.errors import RefusalReason
-from timer_service.domain.messages import Command, DueTimeReached, Position
+from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
 
 
 class Published(Enum):
@@ -40,6 +40,28 @@ class Refusal:
     detail: str
     subject: str
     sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Which commands wait at one moment: stored by the broker and not yet acknowledged by any instance."""
+
+    stream: str
+    """Names the stream; another name once it was made anew, with sequences that mean something else."""
+    first_sequence: int
+    """Nothing older waits."""
+    last_sequence: int
+    """Nothing newer has been stored."""
+    handled_sequence: int
+    """The newest command that this instance has dealt with: what is older was delivered before."""
+    tenants: frozenset[TenantId] | None
+    """Who has commands waiting; None where they are too many to be told."""
+    oldest: Mapping[TenantId, int | None] = field(default_factory=dict)
+    """Of tenants that were asked about: the sequence of the oldest command that waits; None without any."""
+
+    def concerns(self, tenant_id: TenantId) -> bool:
+        """Tell whether a tenant may have commands waiting."""
+        return self.tenants is None or tenant_id in self.tenants
 
 
 class CommandBatch(Protocol):
@@ -78,6 +100,15 @@ class EventBus(Protocol):
 
     async def last_position(self) -> Position:
         """Return the position of the newest command in the stream. Raises BusUnavailable."""
+        ...
+
+    async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
+        """Ask the broker which commands wait at a moment between the call and the answer.
+
+        Every command that was stored before the call either waits or has been applied. `beyond` names tenants
+        to ask about one by one, each with the sequence up to which commands do not count. Whoever is missing
+        in the answer could not be asked about. Raises BusUnavailable.
+        """
         ...
 
     async def receive(self) -> CommandBatch:

@@ -8,6 +8,7 @@ from timer_service.domain.messages import DueTimeReached
 from timer_service.ports.clock import Clock
 from timer_service.ports.event_bus import EventBus, Published, PublishResult
 from timer_service.ports.timer_store import TimerStore
+from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
 from timer_service.workflows.retry import Retry
 
@@ -21,6 +22,7 @@ class FireReport:
     confirmed_at: datetime
     marked: int
     hold_back: HoldBackChange
+    catch_up: CatchUpChange
     disconnected: bool
     more: bool
     """Whether to look again at once."""
@@ -35,15 +37,19 @@ async def fire_due_timers(
     clock: Clock,
     limit: int,
     hold_back: HoldBack,
+    catch_up: CatchUp,
     retry: Retry,
 ) -> FireReport:
     """Publish one batch of due timers and mark those that the broker confirmed."""
     now = clock.now()
-    paused_until = hold_back.everything_until(now)
-    if paused_until is not None:
+    if (paused_until := hold_back.everything_until(now)) is not None:
         return _nothing_before(paused_until, now)
-    async with store.claim_due(now, hold_back.at_once(limit), hold_back.at(now)) as claim:
-        events = [timer.reached(now) for timer in claim.timers]
+    # Ask after the clock was read and before the store is: what the broker had stored by now is either told
+    # as waiting or applied, by whichever instance. In any other order a command could be missed.
+    waits = await _who_waits(bus, catch_up, now)
+    async with store.claim_due(now, hold_back.at_once(limit), waits.passed_over(hold_back.at(now))) as claim:
+        caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
+        events = [timer.reached(now) for timer in claim.timers if waits.lets(timer)]
         results = await bus.publish(events) if events else []
         confirmed_at = clock.now()
         confirmed = [e for e, r in _pairs(events, results) if r.outcome is Published.CONFIRMED]
@@ -52,17 +58,17 @@ async def fire_due_timers(
             # Publish before marking: a crash in between repeats the event under the same id. The other
             # order would lose it. Only the mark is repeated while the store is unwell.
             marked = await retry(lambda: claim.mark_reached(confirmed))
-    change = hold_back.record(events, results, confirmed_at)
     more = claim.more or marked < len(confirmed)
     return FireReport(
         confirmed=confirmed,
         failed=[(e, r) for e, r in _pairs(events, results) if r.outcome is not Published.CONFIRMED],
         confirmed_at=confirmed_at,
         marked=marked,
-        hold_back=change,
+        hold_back=hold_back.record(events, results, confirmed_at),
+        catch_up=caught_up,
         disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
         more=more,
-        next_due_at=None if more else await _next_look(store, hold_back, now),
+        next_due_at=None if more else await _next_look(store, hold_back, catch_up, now),
     )
 
 
@@ -73,10 +79,15 @@ def _nothing_before(moment: datetime, now: datetime) -> FireReport:
         confirmed_at=now,
         marked=0,
         hold_back=HoldBackChange(held=0, freed=0),
+        catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
         next_due_at=moment,
     )
+
+
+async def _who_waits(bus: EventBus, catch_up: CatchUp, now: datetime) -> Waits:
+    return Waits(now) if catch_up.is_off else catch_up.judge(await bus.backlog(catch_up.asks()), now)
 
 
 def _pairs(
@@ -85,6 +96,8 @@ def _pairs(
     return list(zip(events, results, strict=True))
 
 
-async def _next_look(store: TimerStore, hold_back: HoldBack, now: datetime) -> datetime | None:
-    moments = (await store.next_due_at(after=now), hold_back.ends_at(now))
+async def _next_look(
+    store: TimerStore, hold_back: HoldBack, catch_up: CatchUp, now: datetime
+) -> datetime | None:
+    moments = (await store.next_due_at(after=now), hold_back.ends_at(now), catch_up.ends_at(now))
     return min((moment for moment in moments if moment is not None), default=None)

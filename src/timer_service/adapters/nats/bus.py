@@ -15,6 +15,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
+from timer_service.adapters.nats.backlog import BacklogQuestions
 from timer_service.adapters.nats.complaints import Complaints
 from timer_service.adapters.nats.connecting import Connector, close
 from timer_service.adapters.nats.incoming import Buffer, Incoming, read_incoming
@@ -33,9 +34,9 @@ from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.adapters.nats.waiting import within
 from timer_service.addresses import without_credentials
 from timer_service.domain.errors import BusUnavailable, TransientError
-from timer_service.domain.messages import DueTimeReached, Position
+from timer_service.domain.messages import DueTimeReached, Position, TenantId
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import PublishResult, Refusal
+from timer_service.ports.event_bus import Backlog, PublishResult, Refusal
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_calls import TimerCalls
 from timer_service.waiting import Over, unless
@@ -93,6 +94,8 @@ class NatsEventBus:
         self._names = StreamNames.of(options.prefix)
         self._client: TolerantClient | None = None
         self._publisher: Publisher | None = None
+        self._questions: BacklogQuestions | None = None
+        self._handled_sequence = 0
         self._pull: CommandPull | None = None
         self.positions = CommandPositions(epochs, clock)
         self._buffer = Buffer(options.batch_size)
@@ -169,6 +172,12 @@ class NatsEventBus:
         except (NatsError, OSError) as error:
             raise BusUnavailable(f"the command stream does not answer: {_reason(error)}") from error
 
+    async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
+        """Ask the broker which commands wait."""
+        if self._questions is None:
+            raise BusUnavailable(self._told or "not connected to the broker yet")
+        return await self._questions.ask(beyond, self._handled_sequence)
+
     async def receive(self) -> "_NatsBatch":
         """Wait for messages and return those at hand, at least one and at most a batch."""
         await self._buffer.wait()
@@ -204,7 +213,7 @@ class NatsEventBus:
             try:
                 await self._serve(client)
             finally:
-                self._client = self._publisher = self._pull = None
+                self._client = self._publisher = self._pull = self._questions = None
                 self.letters.connected(None)
                 self._connector.learn(client)
                 await close(client)
@@ -216,9 +225,11 @@ class NatsEventBus:
             frozenset({self._names.events, self._names.dead_letters}),
             stream_missing=self._stream_missing.set,
         )
+        questions = BacklogQuestions(client, self._api_prefix, self._names.commands, self._subjects)
         jetstream = client.jetstream(timeout=JETSTREAM_TIMEOUT_S, **self._domain)
         try:
             await publisher.start()
+            await questions.start()
             pause, answering = FIRST_RETRY_S, False
             while not client.is_closed and not self._stopping:
                 self._session_over.clear()
@@ -233,7 +244,7 @@ class NatsEventBus:
                     continue
                 pause = FIRST_RETRY_S
                 # Only now: before the streams are there, every publication would be rejected.
-                self._client, self._publisher = client, publisher
+                self._client, self._publisher, self._questions = client, publisher, questions
                 self.letters.connected(publisher, client.max_payload)
                 if self._api is not None and not answering:
                     answering = True
@@ -250,6 +261,7 @@ class NatsEventBus:
             self._tell_unavailable(_reason(error))
         finally:
             publisher.connection_lost()
+            questions.connection_lost()
 
     async def _prepare(self, client: TolerantClient, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
@@ -265,6 +277,7 @@ class NatsEventBus:
         if self._meet_history is not None:
             # Before the first pull: nothing is acknowledged until the store has agreed.
             await self._meet_history(acknowledged)
+        self._handled_sequence = 0
         await self._learn_positions(client)
         self._pull = CommandPull(
             client,
@@ -363,6 +376,7 @@ class NatsEventBus:
             return
         # Where the stream began again the same sequence is another message: leave that one alone.
         known = [pair for pair in replies if self.positions.is_current(pair[0].position)]
+        self._handled_sequence = max([self._handled_sequence, *(m.position.sequence for m, _ in known)])
         with suppress(NatsError, OSError, TimeoutError):
             outgoing = [Outgoing(incoming.reply, word) for incoming, word in known]
             await within(ANSWER_TIMEOUT_S, client.publish_all(outgoing))
@@ -375,6 +389,8 @@ class NatsEventBus:
         if self._publisher is not None:
             self._publisher.connection_lost()
             self._tell_unavailable("the connection was lost")
+        if self._questions is not None:
+            self._questions.connection_lost()
         self._session_over.set()
 
     async def _on_error(self, error: Exception) -> None:
@@ -384,6 +400,8 @@ class NatsEventBus:
         self._complaints.note(error)
         if self._publisher is not None:
             self._publisher.error_reported(error)
+        if self._questions is not None:
+            self._questions.error_reported(error)
 
     def _tell_unavailable(self, reason: str) -> None:
         """Say it once per change of state, not per try."""

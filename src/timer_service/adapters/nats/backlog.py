@@ -1,0 +1,188 @@
+"""Ask the broker which commands wait, in one round trip."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from timer_service import wire
+from timer_service.adapters.codec import Subjects
+from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+from timer_service.adapters.nats.waiting import within
+from timer_service.domain.errors import BusUnavailable
+from timer_service.domain.messages import TenantId
+from timer_service.ports.event_bus import Backlog
+
+ANSWER_TIMEOUT_S: Final = 5.0
+NO_MESSAGE_FOUND: Final = 10037
+
+_Answer = dict[str, Any]
+_LOST: Final[_Answer] = {"error": {"description": "the connection was lost"}}
+_NOT_TOLD: Final[_Answer] = {}
+
+
+class BacklogQuestions:
+    """Questions about the command stream over one connection.
+
+    nats-py's own requests take a way with several queues and checks; one of these goes before every firing.
+    """
+
+    def __init__(self, client: TolerantClient, api: str, stream: str, subjects: Subjects) -> None:
+        self._client = client
+        self._info_subject = f"{api}.STREAM.INFO.{stream}"
+        self._get_subject = f"{api}.STREAM.MSG.GET.{stream}"
+        self._subjects = subjects
+        # Only the subjects of valid commands, a few for each tenant: however many others a tenant makes up,
+        # an answer does not grow, and what can only be refused holds up nothing.
+        self._lists = [
+            Outgoing(self._info_subject, _json({"subjects_filter": subjects.command("*", command_type)}))
+            for command_type in wire.COMMAND_TYPES
+        ]
+        self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
+        self._open: dict[int, _Question] = {}
+        self._asked = 0
+        self._may_read = True
+
+    async def start(self) -> None:
+        """Listen for answers."""
+        subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
+        self._client.deliver_at_once(subscription)
+
+    async def ask(self, beyond: Mapping[TenantId, int], handled_sequence: int) -> Backlog:
+        """Send all questions together and put their answers together."""
+        asked = list(beyond) if self._may_read else []
+        types = wire.COMMAND_TYPES
+        reads = [
+            Outgoing(
+                self._get_subject,
+                _json(
+                    {"seq": beyond[tenant] + 1, "next_by_subj": self._subjects.command(tenant, command_type)}
+                ),
+            )
+            for tenant in asked
+            for command_type in types
+        ]
+        answers = await self._answers([*self._lists, *reads])
+        lists, found = answers[: len(types)], answers[len(types) :]
+        each = [found[start : start + len(types)] for start in range(0, len(found), len(types))]
+        oldest = {
+            tenant: _oldest(of_tenant)
+            for tenant, of_tenant in zip(asked, each, strict=True)
+            if all(_is_told(answer) for answer in of_tenant)
+        }
+        return self._backlog(lists, oldest, handled_sequence)
+
+    def _read_next(self, tenant_id: TenantId, command_type: str, beyond: int) -> Outgoing:
+        subject = self._subjects.command(tenant_id, command_type)
+        return Outgoing(self._get_subject, _json({"seq": beyond + 1, "next_by_subj": subject}))
+
+    def connection_lost(self) -> None:
+        """Stop waiting for answers that cannot come any more."""
+        for question in self._open.values():
+            question.settle_rest(_LOST)
+
+    def error_reported(self, error: Exception) -> None:
+        """Go without reading single messages where we may not: the broker sends no answer then."""
+        if self._get_subject.lower() in str(error).lower():
+            self._may_read = False
+            for question in self._open.values():
+                question.settle_rest(_NOT_TOLD, self._get_subject)
+
+    async def _answers(self, questions: Sequence[Outgoing]) -> list[_Answer]:
+        self._asked += 1
+        number, question = self._asked, _Question(questions)
+        self._open[number] = question
+        try:
+            await within(ANSWER_TIMEOUT_S, self._exchange(question, number))
+        except TimeoutError:
+            raise BusUnavailable(
+                f"the command stream does not answer within {ANSWER_TIMEOUT_S:g} s"
+            ) from None
+        except (NatsError, OSError) as error:
+            raise BusUnavailable(f"the command stream cannot be asked: {error}") from error
+        finally:
+            del self._open[number]
+        return [answer or _NOT_TOLD for answer in question.answers]
+
+    async def _exchange(self, question: "_Question", number: int) -> None:
+        await self._client.publish_all(question.requests, f"{self._inbox}.{number}")
+        await question.settled.wait()
+
+    async def _on_answer(self, message: Msg) -> None:
+        _, number, index = message.subject.rsplit(".", 2)
+        question = self._open.get(int(number))
+        if question is not None:
+            question.settle(int(index), _read(message))
+
+    def _backlog(
+        self, lists: Sequence[_Answer], oldest: Mapping[TenantId, int | None], handled_sequence: int
+    ) -> Backlog:
+        for answer in lists:
+            if "state" not in answer:
+                detail = answer.get("error", {}).get("description", "not a stream's information")
+                raise BusUnavailable(f"the command stream does not answer: {detail}")
+        states = [answer["state"] for answer in lists]
+        told = [state.get("subjects") or {} for state in states]
+        complete = all(answer["total"] == len(seen) for answer, seen in zip(lists, told, strict=True))
+        if len({answer["created"] for answer in lists}) > 1:
+            raise BusUnavailable("the command stream was made anew at this moment")
+        start = len(self._subjects.commands_prefix)
+        return Backlog(
+            stream=lists[0]["created"],
+            first_sequence=states[-1]["first_seq"],
+            last_sequence=states[0]["last_seq"],
+            handled_sequence=handled_sequence,
+            tenants=frozenset(TenantId(s[start : s.rindex(".")]) for seen in told for s in seen)
+            if complete
+            else None,
+            oldest=oldest,
+        )
+
+
+class _Question:
+    """Requests that went out together and wait for their answers."""
+
+    def __init__(self, requests: Sequence[Outgoing]) -> None:
+        self.requests = requests
+        self.answers: list[_Answer | None] = [None] * len(requests)
+        self._missing = len(requests)
+        self.settled = asyncio.Event()
+
+    def settle(self, index: int, answer: _Answer) -> None:
+        if self.answers[index] is None:
+            self.answers[index] = answer
+            self._missing -= 1
+            if self._missing == 0:
+                self.settled.set()
+
+    def settle_rest(self, answer: _Answer, subject: str | None = None) -> None:
+        for index, request in enumerate(self.requests):
+            if subject in (None, request.subject):
+                self.settle(index, answer)
+
+
+def _read(message: Msg) -> _Answer:
+    if message.headers and message.headers.get("Status") == "503":
+        return {"error": {"description": "JetStream does not answer"}}
+    try:
+        answer = json.loads(message.data)
+    except ValueError:
+        return {"error": {"description": "an answer that is not JSON"}}
+    return answer if isinstance(answer, dict) else {"error": {"description": "an answer of another kind"}}
+
+
+def _is_told(answer: _Answer) -> bool:
+    """Tell whether the broker found a message, or says for certain that there is none."""
+    return "message" in answer or answer.get("error", {}).get("err_code") == NO_MESSAGE_FOUND
+
+
+def _oldest(answers: Sequence[_Answer]) -> int | None:
+    return min((answer["message"]["seq"] for answer in answers if "message" in answer), default=None)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode()

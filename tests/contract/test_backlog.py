@@ -1,0 +1,261 @@
+"""What every bus tells about the commands that wait; ports/event_bus.py says it in words."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+from structlog.testing import capture_logs
+
+from tests.contract.buses import BATCH_SIZE, Line, until
+from tests.support import messages
+from tests.support.broker import NatsServer
+from tests.support.clock import ManualClock
+from tests.support.patience import PATIENCE_S
+from tests.support.timers import ACME, GLOBEX, at
+from timer_service import wire
+from timer_service.adapters.codec import Subjects
+from timer_service.adapters.memory import MemoryTimerStore
+from timer_service.adapters.nats.backlog import BacklogQuestions
+from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
+from timer_service.adapters.nats.tolerant_client import Outgoing
+from timer_service.domain.errors import BusUnavailable
+from timer_service.domain.messages import TenantId
+from timer_service.ports.event_bus import Backlog, CommandBatch
+
+
+async def send(line: Line, tenant: str, kind: str = "ScheduleTimer") -> int:
+    envelope = (
+        messages.schedule(tenant, "order-1", at(60))
+        if kind == "ScheduleTimer"
+        else messages.cancel(tenant, "order-1")
+    )
+    return await line.send(f"{line.prefix}.commands.{tenant}.{kind}", messages.encode(envelope))
+
+
+async def receive(line: Line) -> CommandBatch:
+    async with asyncio.timeout(PATIENCE_S):
+        return await line.bus.receive()
+
+
+async def until_told(line: Line, tenants: set[TenantId]) -> Backlog:
+    async def so() -> bool:
+        return (await line.bus.backlog({})).tenants == frozenset(tenants)
+
+    await until(so, f"commands of {tenants} to wait")
+    return await line.bus.backlog({})
+
+
+async def test_nobody_has_commands_waiting_at_first(line: Line) -> None:
+    told = await line.bus.backlog({})
+
+    assert (told.tenants, told.last_sequence, told.handled_sequence) == (frozenset(), 0, 0)
+
+
+async def test_a_command_waits_from_the_moment_at_which_it_is_stored(line: Line) -> None:
+    first = await send(line, ACME)
+    last = await send(line, GLOBEX, "CancelTimer")
+
+    told = await line.bus.backlog({})
+
+    assert told.tenants == frozenset({ACME, GLOBEX})
+    assert (told.first_sequence, told.last_sequence) == (first, last)
+
+
+async def test_a_command_that_was_received_waits_until_it_is_acknowledged(line: Line) -> None:
+    await send(line, ACME)
+    batch = await receive(line)
+    before = await line.bus.backlog({})
+
+    await batch.acknowledge()
+
+    assert before.tenants == frozenset({ACME})
+    after = await until_told(line, set())
+    assert (after.last_sequence, after.handled_sequence) == (before.last_sequence, before.last_sequence)
+    assert after.first_sequence > before.last_sequence
+
+
+async def test_a_refused_message_waits_until_its_letter_is_written(line: Line) -> None:
+    await line.send(f"{line.prefix}.commands.acme.ScheduleTimer", b"rubbish")
+    batch = await receive(line)
+    before = await line.bus.backlog({})
+
+    await batch.dead_letter()
+
+    assert before.tenants == frozenset({ACME})
+    await until_told(line, set())
+
+
+@pytest.mark.parametrize("tail", ["acme.Explode", "acme.ScheduleTimer.more", "acme", "acme.x.y.z"])
+async def test_a_message_that_can_only_be_refused_is_no_command_of_its_tenant(line: Line, tail: str) -> None:
+    await line.send(f"{line.prefix}.commands.{tail}", b"rubbish")
+
+    assert (await line.bus.backlog({})).tenants == frozenset()
+
+
+async def test_a_tenant_is_asked_about_by_name(line: Line) -> None:
+    first = await send(line, ACME)
+    await send(line, GLOBEX)
+    second = await send(line, ACME, "CancelTimer")
+
+    asked = {
+        name: (await line.bus.backlog(beyond)).oldest
+        for name, beyond in {
+            "from the start": {ACME: 0},
+            "beyond the first": {ACME: first},
+            "beyond all": {ACME: second},
+            "somebody else": {TenantId("initech"): 0},
+        }.items()
+    }
+
+    assert asked == {
+        "from the start": {ACME: first},
+        "beyond the first": {ACME: second},
+        "beyond all": {ACME: None},
+        "somebody else": {TenantId("initech"): None},
+    }
+
+
+async def test_questions_at_the_same_time_get_their_own_answers(line: Line) -> None:
+    first, second = await send(line, ACME), await send(line, GLOBEX)
+
+    answers = await asyncio.gather(
+        *(line.bus.backlog({tenant: 0}) for tenant in (ACME, GLOBEX) for _ in range(10))
+    )
+
+    assert [answer.oldest for answer in answers] == [{ACME: first}] * 10 + [{GLOBEX: second}] * 10
+
+
+async def test_a_stream_that_was_made_anew_has_another_name(line: Line) -> None:
+    await send(line, ACME)
+    before = await line.bus.backlog({})
+
+    await line.recreate_commands()
+
+    after = await line.bus.backlog({})
+    assert before.stream != after.stream
+    assert (after.tenants, after.last_sequence) == (frozenset(), 0)
+
+
+async def test_asking_without_a_broker_says_so(line: Line) -> None:
+    await line.cut()
+
+    async def refused() -> bool:
+        try:
+            await line.bus.backlog({})
+        except BusUnavailable:
+            return True
+        return False
+
+    await until(refused, "the bus to notice")
+
+
+# What only NATS has
+
+
+async def _connected(bus: NatsEventBus) -> None:
+    async def connected() -> bool:
+        return bus.problem is None
+
+    await until(connected, "the bus to be connected")
+
+
+async def test_however_many_subjects_a_tenant_makes_up_the_answer_does_not_grow(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    client = await nats.connect(shared_broker.url)
+    options = NatsOptions(connect={"servers": [shared_broker.url]}, prefix=prefix, batch_size=BATCH_SIZE)
+    sizes: list[int] = []
+    try:
+        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        async with bus.running():
+            await _connected(bus)
+            for _ in range(2):
+                for number in range(2_000):
+                    await client.publish(f"{prefix}.commands.acme.made-up-{number}-{len(sizes)}", b"")
+                await client.flush()
+                stream = f"{prefix.upper()}_COMMANDS"
+                asked = json.dumps({"subjects_filter": f"{prefix}.commands.*.ScheduleTimer"}).encode()
+                sizes.append(len((await client.request(f"$JS.API.STREAM.INFO.{stream}", asked)).data))
+                assert (await bus.backlog({})).tenants == frozenset()
+    finally:
+        await client.close()
+
+    # Counts and times differ in a few digits.
+    assert abs(sizes[1] - sizes[0]) < 100
+
+
+class _ListingClient:
+    """A client whose broker tells that there are more tenants than it lists."""
+
+    def new_inbox(self) -> str:
+        return "_INBOX.a.b"
+
+    async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> None:
+        self._answer = cb
+
+    def deliver_at_once(self, subscription: None) -> None:
+        pass
+
+    async def publish_all(self, requests: list[Outgoing], inbox: str) -> list[int]:
+        state = {"first_seq": 1, "last_seq": 200_000, "subjects": {"timer.commands.acme.ScheduleTimer": 1}}
+        body = json.dumps({"created": "today", "total": 100_001, "state": state}).encode()
+        for number, _ in enumerate(requests):
+            await self._answer(Msg(_client=None, subject=f"{inbox}.{number}", data=body))  # type: ignore[arg-type]
+        return []
+
+
+async def test_more_tenants_than_the_broker_lists_are_everybody() -> None:
+    questions = BacklogQuestions(_ListingClient(), "$JS.API", "TIMER_COMMANDS", Subjects("timer"))  # type: ignore[arg-type]
+    await questions.start()
+
+    told = await questions.ask({}, 0)
+
+    assert told.tenants is None
+    assert told.concerns(GLOBEX)
+
+
+async def test_without_the_right_to_read_messages_it_asks_the_rest_and_tries_no_more(tmp_path: Path) -> None:
+    everybody = """no_auth_user: all
+        authorization { users: [{ user: all, password: secret, permissions: {
+          publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] }
+        } }] }"""
+    server = NatsServer(tmp_path, everybody).start()
+    options = NatsOptions(connect={"servers": [server.url]}, batch_size=BATCH_SIZE)
+    try:
+        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        with capture_logs() as log:
+            async with bus.running():
+                await _connected(bus)
+                told = [await bus.backlog({ACME: 0}) for _ in range(3)]
+    finally:
+        server.stop()
+
+    assert [(answer.tenants, answer.oldest) for answer in told] == [(frozenset(), {})] * 3
+    assert len([line for line in log if line["event"] == "broker.error"]) <= len(wire.COMMAND_TYPES)
+
+
+async def test_it_asks_in_the_domain_and_below_the_prefix(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, f"jetstream {{ domain: hub, store_dir: '{tmp_path}' }}").start()
+    options = NatsOptions(
+        connect={"servers": [server.url]}, prefix="eu.timer", domain="hub", batch_size=BATCH_SIZE
+    )
+    client = await nats.connect(server.url)
+    try:
+        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        async with bus.running():
+            await _connected(bus)
+            body = messages.encode(messages.schedule(ACME, "order-1", at(60)))
+            stored = await client.jetstream(domain="hub").publish(
+                "eu.timer.commands.acme.ScheduleTimer", body
+            )
+
+            told = await bus.backlog({ACME: 0})
+    finally:
+        await client.close()
+        server.stop()
+
+    assert (told.tenants, told.oldest) == (frozenset({ACME}), {ACME: stored.seq})
