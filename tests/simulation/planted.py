@@ -129,9 +129,6 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
     ),
     "no redelivery guard": lambda: replaced(rules, "_is_newer", lambda command, position: True),
-    "an overtaken command is dropped whole": lambda: replaced(
-        rules, "_complete", lambda timer, command: timer
-    ),
     "no new epoch after the broker lost its tail": lambda: replaced(
         positions,
         "epoch_to_begin",
@@ -143,9 +140,6 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "a message that outlived the loss counts as new": lambda: replaced(
         positions, "epoch_of", lambda epochs, *_: epochs[-1].number
-    ),
-    "what the broker has lost is acknowledged": lambda: replaced(
-        positions.CommandPositions, "is_current", lambda self, position: True
     ),
     "missing tenant filter on mark": lambda: sql(
         "_MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''"
