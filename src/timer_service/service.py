@@ -152,7 +152,9 @@ class Service:
             self._note_poll()
             try:
                 report = await self._fire_batch(self._batch_size)
-                if report.more and not report.disconnected:
+                if report.disconnected:
+                    raise BusUnavailable("the connection was lost")
+                if report.more:
                     backoff = self._backoff()
                     await self._work_off_backlog()
                     continue
@@ -160,9 +162,6 @@ class Service:
                 return
             except TransientError as error:
                 self._note_store_error("poll", error)
-                await self._clock.wait(next(backoff), self._stopping)
-                continue
-            if report.disconnected:
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
             backoff = self._backoff()
