@@ -240,18 +240,6 @@ PLANTED: dict[str, Callable[[], Change]] = {
         _as_imported(fire_due_timers, "fire_due_timers"),
     ),
     "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
-    "ask what waits before the clock is read": lambda: _together(
-        rewritten(
-            fire_due_timers,
-            "fire_due_timers",
-            (
-                "    now = clock.now()\n",
-                "    backlog = await bus.backlog(catch_up.asks())\n    now = clock.now()\n",
-            ),
-            ("await _who_waits(bus, catch_up, now)", "catch_up.judge(backlog, now)"),
-        ),
-        _as_imported(fire_due_timers, "fire_due_timers"),
-    ),
     "whatever was stored at the look before counts as applied": lambda: rewritten(
         catch_up.CatchUp, "_passed", (" if f.sequence < oldest", "")
     ),

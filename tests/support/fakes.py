@@ -88,6 +88,8 @@ class RecordingBus:
     """What becomes of each event that the broker is there to take."""
     meanwhile: Callable[[], Awaitable[None]] = _nothing
     """Runs after the broker has the events and before the service knows."""
+    before_telling: Callable[[], Awaitable[None]] = _nothing
+    """Runs while the broker is asked what waits, right before it tells."""
 
     @property
     def problem(self) -> str | None:
@@ -97,6 +99,7 @@ class RecordingBus:
         return await self.inner.last_position()
 
     async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
+        await self.before_telling()
         return await self.inner.backlog(beyond)
 
     async def receive(self) -> CommandBatch:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.support import messages
 from tests.support.clock import ManualClock
 from tests.support.fakes import FragileStore, RecordingBus, no_retry
 from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedule
@@ -358,3 +359,55 @@ async def test_a_lost_connection_holds_nobody_back() -> None:
 
     assert (cut.disconnected, cut.marked, cut.hold_back) == (True, 1, NO_CHANGE)
     assert again.confirmed == [reached("order-2", 0)]
+
+
+# Commands that wait
+
+
+def send_cancel(desk: Desk, name: str) -> int:
+    """Send a CancelTimer through the broker, which nobody has read yet."""
+    body = messages.encode(messages.cancel("acme", name))
+    return desk.broker.send("timer.commands.acme.CancelTimer", body)
+
+
+async def test_a_due_timer_waits_for_a_command_of_its_tenant_and_no_other_does() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0), schedule("order-1", 0, tenant=GLOBEX))
+    sequence = send_cancel(desk, "order-1")
+
+    first = await desk.fire()
+    await desk.store.apply([cancel("order-1", number=2)], desk.clock.now())
+    desk.broker.settle(sequence)
+    second = await desk.fire()
+
+    assert [event.tenant_id for event in first.confirmed] == [GLOBEX]
+    assert (first.catch_up.waiting, first.more) == (1, False)
+    assert second.confirmed == []
+    assert desk.state("order-1") is TimerState.CANCELLED
+
+
+async def test_the_clock_is_read_before_the_broker_is_asked() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 1))
+
+    async def time_passes() -> None:
+        desk.clock.advance(2)
+
+    desk.bus.before_telling = time_passes
+
+    # What was stored after the broker told, and before the timer was due, is not known yet.
+    assert (await desk.fire()).confirmed == []
+
+
+async def test_the_store_is_read_after_the_broker_has_told() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    sequence = send_cancel(desk, "order-1")
+
+    async def another_instance_applies_it() -> None:
+        await desk.store.apply([cancel("order-1", number=2)], desk.clock.now())
+        desk.broker.settle(sequence)
+
+    desk.bus.before_telling = another_instance_applies_it
+
+    assert (await desk.fire()).confirmed == []
