@@ -235,7 +235,10 @@ PLANTED: dict[str, Callable[[], Change]] = {
         rewritten(
             fire_due_timers,
             "fire_due_timers",
-            ("if r.outcome is Published.CONFIRMED]\n        marked = 0", "]\n        marked = 0"),
+            (
+                "confirmed = [e for e, r in _pairs(events, results) if ",
+                "confirmed = [e for e, r in _pairs(events, results) if True or ",
+            ),
         ),
         _as_imported(fire_due_timers, "fire_due_timers"),
     ),

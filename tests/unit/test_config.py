@@ -3,6 +3,7 @@
 import os
 import ssl
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]
@@ -169,6 +170,13 @@ WRONG = [
     ("TIMER_BROKER_URL", "nats://:4222", SERVERS),
     ("TIMER_BROKER_URL", "nats://host:port", SERVERS),
     ("TIMER_BROKER_URL", "nats://host:99999", SERVERS),
+    ("TIMER_BROKER_URL", "nats://a,ws://b", SERVERS),
+    ("TIMER_CATCH_UP", "99ms", "a duration from 100ms to 1h such as 30s, or 0"),
+    ("TIMER_CATCH_UP", "61m", "a duration from 100ms to 1h such as 30s, or 0"),
+    ("TIMER_MAX_CLOCK_STEP", "999ms", "a duration from 1s to 36500d such as 1h, or off"),
+    ("TIMER_MAX_CLOCK_STEP", "36501d", "a duration from 1s to 36500d such as 1h, or off"),
+    ("TIMER_RETENTION", "59s", "a duration from 1m to 36500d such as 30d or 12h, or off"),
+    ("TIMER_RETENTION", "36501d", "a duration from 1m to 36500d such as 30d or 12h, or off"),
     ("TIMER_BROKER_CREDS", "/no/such/file", f"{READABLE}, with a JWT and a seed"),
     ("TIMER_BROKER_NKEY", "/no/such/file", f"{READABLE}, with an NKey seed"),
     ("TIMER_BROKER_NKEY", "/", f"{READABLE}, with an NKey seed"),
@@ -196,6 +204,24 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
 ) -> None:
     assert complaint(monkeypatch, **{name: value}) == f"{name}={value!r}: must be {allowed}"
+
+
+@pytest.mark.parametrize("present", ["BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"])
+def test_half_of_the_credentials_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, present: str
+) -> None:
+    (tmp_path / "half.creds").write_text(present)
+
+    assert complaint(monkeypatch, TIMER_BROKER_CREDS="half.creds") == (
+        f"TIMER_BROKER_CREDS='half.creds': must be {READABLE}, with a JWT and a seed"
+    )
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), ("100ms", 0.1), ("1h", 3600.0)])
+def test_due_timers_wait_for_commands_as_long_as_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, value: str, seconds: float
+) -> None:
+    assert load(monkeypatch, TIMER_CATCH_UP=value).catch_up_span == timedelta(seconds=seconds)
 
 
 def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

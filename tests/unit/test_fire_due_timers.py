@@ -98,6 +98,19 @@ async def test_a_timer_fires_in_its_millisecond_and_not_the_one_before() -> None
     assert on_time.confirmed == [reached("order-1", 60, reached_s=60)]
 
 
+async def test_with_catching_up_turned_off_a_due_timer_fires_although_commands_of_its_tenant_wait() -> None:
+    desk = Desk()
+    desk.catch_up = CatchUp(timedelta())
+    await desk.keep(schedule("order-1", 60))
+    desk.broker.send("timer.commands.acme.CancelTimer", messages.encode(messages.cancel(ACME, "order-1")))
+    desk.clock.advance(60)
+
+    report = await desk.fire()
+
+    assert report.confirmed == [reached("order-1", 60, reached_s=60)]
+    assert report.catch_up == CatchUpChange()
+
+
 async def test_nothing_due_means_nothing_published() -> None:
     desk = Desk()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from structlog.testing import capture_logs
 
 from tests.support.clock import START
-from tests.support.timers import at, reached
+from tests.support.timers import ACME, GLOBEX, at, reached
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.timer import Outcome
 from timer_service.log_summary import LogSummary
@@ -120,14 +120,14 @@ def test_refused_messages_are_counted_with_one_example_per_reason() -> None:
     ]
 
 
-def fired(name: str, due_s: float, marked: int = 1) -> FireReport:
+def fired(name: str, due_s: float, marked: int = 1, catch_up: CatchUpChange | None = None) -> FireReport:
     return FireReport(
         confirmed=[reached(name, due_s)],
         failed=[],
         confirmed_at=START,
         marked=marked,
         hold_back=HoldBackChange(held=0, freed=0),
-        catch_up=CatchUpChange(),
+        catch_up=catch_up or CatchUpChange(),
         disconnected=False,
         more=False,
         next_due_at=at(60),
@@ -173,3 +173,25 @@ def test_commands_are_summed_up_by_outcome() -> None:
         "scheduled": 4,
         "cancelled": 2,
     }
+
+
+def test_the_log_tells_at_once_of_tenants_that_are_no_longer_waited_for_and_of_their_recovery() -> None:
+    time = Appointments()
+    given_up = CatchUpChange(waiting=3, let_go=7, given_up=(ACME, GLOBEX))
+
+    with capture_logs() as log:
+        work_log = WorkLog(time.later)
+        work_log.fired(fired("order-1", -1, catch_up=given_up))
+        work_log.fired(fired("order-2", -1, catch_up=CatchUpChange(waiting=2)))
+        work_log.fired(fired("order-3", -1, catch_up=CatchUpChange(recovered=True)))
+
+    assert log[1:] == [
+        {
+            "event": "catch_up.given_up",
+            "log_level": "warning",
+            "tenants": 2,
+            "tenant_id": ACME,
+            "timers": 7,
+        },
+        {"event": "catch_up.recovered", "log_level": "info"},
+    ]

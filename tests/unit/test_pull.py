@@ -134,6 +134,24 @@ async def test_a_request_that_ends_without_a_message_is_followed_by_another(
     assert (desk.asked, desk.lost) == (PULLS_AHEAD + 1, [])
 
 
+async def test_messages_that_nobody_asked_for_are_delivered_and_ask_for_nothing(desk: Desk) -> None:
+    desk.has_room = False
+    await desk.pull.start()
+
+    await desk.client.answer("timer.commands.acme", "$JS.ACK.S.c.1.1.1.0.0")
+
+    assert (len(desk.delivered), desk.asked) == (1, 0)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Traceparent": "00-1-2-03"}])
+async def test_what_is_neither_a_message_nor_a_status_is_ignored(desk: Desk, headers: dict[str, str]) -> None:
+    await desk.pull.start()
+
+    await desk.client.answer("_INBOX.1.1", **headers)
+
+    assert (desk.delivered, desk.lost, desk.asked) == ([], [], PULLS_AHEAD)
+
+
 @pytest.mark.parametrize(("status", "description"), [("409", "Consumer Deleted"), ("503", "")])
 async def test_a_consumer_that_is_gone_is_told(desk: Desk, status: str, description: str) -> None:
     await desk.pull.start()

@@ -33,10 +33,8 @@ class StreamEpoch:
 
 def epoch_of(epochs: Sequence[StreamEpoch], sequence: int, stored_us: int) -> int:
     """Return the number of the epoch, of those of one stream in their order, that a message belongs to."""
-    for epoch in reversed(epochs):
-        if epoch.holds(sequence, stored_us):
-            return epoch.number
-    return epochs[0].number
+    first, *later = epochs
+    return next((e.number for e in reversed(later) if e.holds(sequence, stored_us)), first.number)
 
 
 def epoch_to_begin(

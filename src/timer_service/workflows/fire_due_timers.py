@@ -53,11 +53,9 @@ async def fire_due_timers(
         results = await bus.publish(events) if events else []
         confirmed_at = clock.now()
         confirmed = [e for e, r in _pairs(events, results) if r.outcome is Published.CONFIRMED]
-        marked = 0
-        if confirmed:
-            # Publish before marking: a crash in between repeats the event under the same id. The other
-            # order would lose it. Only the mark is repeated while the store is unwell.
-            marked = await retry(lambda: claim.mark_reached(confirmed))
+        # Publish before marking: a crash in between repeats the event under the same id. The other order
+        # would lose it. Only the mark is repeated while the store is unwell.
+        marked = await retry(lambda: claim.mark_reached(confirmed)) if confirmed else 0
     more = claim.more or marked < len(confirmed)
     return FireReport(
         confirmed=confirmed,
