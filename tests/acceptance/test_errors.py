@@ -430,7 +430,13 @@ def test_a_service_that_waits_for_its_broker_says_so_once_and_stops_when_told(tm
     assert service.terminate() == 0
     log: list[dict[str, Any]] = service.log
     told = [line["event"] for line in log]
-    assert told == ["service.started", "broker.unavailable", "service.stopping", "service.stopped"]
+    assert told == [
+        "store.created",
+        "service.started",
+        "broker.unavailable",
+        "service.stopping",
+        "service.stopped",
+    ]
     assert "hunter2" not in json.dumps(log)
 
 

@@ -954,7 +954,8 @@ async def test_a_call_that_has_ended_leaves_nothing_in_memory(path: Path) -> Non
 
 HISTORY = """
 WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 100000)
-INSERT INTO timer_schedules
+INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
+  correlation_id, reached_at, cancelled_at, stream_created_us, stream_sequence, traceparent, tracestate)
 SELECT CASE WHEN n % 2 THEN 'acme' ELSE 'tenant-' || (n % 50) END, 'done-' || n, 'Reached',
        strftime('%Y-%m-%dT%H:%M:%S.000Z', 1700000000 + n, 'unixepoch'), 1,
        '2025-01-01T00:00:00.000Z', CASE WHEN n % 10 = 0 THEN 'request-' || n END,
@@ -988,7 +989,7 @@ SEARCHES: dict[str, tuple[str, set[str]]] = {
     "LIST_BY_STATE": (LIST_BY_STATE, {"timer_schedules_by_state"}),
     "LIST_BY_CORRELATION": (LIST_BY_CORRELATION, {"timer_schedules_by_correlation"}),
     "PURGE": (PURGE, {"timer_schedules_ended", "PRIMARY KEY"}),
-    "COUNT_PENDING": (COUNT_PENDING, {"timer_schedules_due"}),
+    "COUNT_PENDING": (COUNT_PENDING, {"timer_schedules_by_state"}),
     "COUNT_OVERDUE": (COUNT_OVERDUE, {"timer_schedules_due"}),
     "load": (store_module._LOAD, {"PRIMARY KEY"}),
     "mark": (store_module._MARK_REACHED, {"PRIMARY KEY"}),

@@ -45,6 +45,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_CATCH_UP": "30s",
         "TIMER_MAX_CLOCK_STEP": "1h",
         "TIMER_DB_PATH": "event_service.db",
+        "TIMER_ALLOW_NEW_STORE": "false",
         "TIMER_STORE_URL": "",
         "TIMER_STORE_STATEMENT_CACHE": "100",
         "TIMER_BROKER_URL": "nats://localhost:4222",
