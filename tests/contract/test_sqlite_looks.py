@@ -185,3 +185,26 @@ async def test_the_steps_along_the_due_timers_find_a_tenant_where_too_many_have_
             looks += 1
 
     assert looks <= 1 + 3_001 // 1_000
+
+
+async def test_a_walk_during_which_the_clock_is_set_back_loses_nobody(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 10)
+    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 2)
+    path = tmp_path / "timers.db"
+    shutil.copyfile(empty, path)
+    fill(path, 10_000, tenant="held", due_s=LONG_AGO_S, apart_s=1)
+    fill(path, 5, due_s=YEAR_2100_S)
+    async with open_sqlite_store(path, lambda: START) as store:
+        await store.apply([schedule("one", -5, tenant=TenantId("early"))], at(-60))
+        both = HeldBack(tenants=HELD.tenants | {TenantId("early")})
+        async with store.claim_due(at(0), LIMIT, both):
+            pass
+        # The walk, which has met the tenant, ends with the last look before its timer is due again.
+        found = {}
+        for now_s in (-10, -9, -8, -4):
+            async with store.claim_due(at(now_s), LIMIT, HELD) as claim:
+                found[now_s] = [timer.service_call_id for timer in claim.timers]
+
+    assert found == {-10: [], -9: [], -8: [], -4: ["one"]}

@@ -476,6 +476,24 @@ async def test_under_backlog_the_oldest_timer_of_every_tenant_is_claimed(
     assert (len(timers), more) == (limit, True)
 
 
+async def test_what_a_clock_that_was_set_back_passes_again_is_found_while_others_are_held_back(
+    store: TimerStore,
+) -> None:
+    await keep(
+        store,
+        schedule("held", -100, tenant="initech", number=1),
+        schedule("lone", -5, tenant=GLOBEX, number=2),
+    )
+    held, both = (
+        HeldBack(tenants=frozenset(map(TenantId, names))) for names in [("initech",), ("initech", GLOBEX)]
+    )
+    await claim(store, 0, held_back=both)
+
+    found = {now_s: await claimed_names(store, now_s, held_back=held) for now_s in (-10, -6, -5)}
+
+    assert found == {-10: [], -6: [], -5: ["lone"]}
+
+
 async def test_under_backlog_a_claim_is_full_also_where_most_tenants_have_little(store: TimerStore) -> None:
     small = [schedule("one", 0, tenant=f"small-{n}", number=1) for n in range(6)]
     await keep(store, *backlog(100), *small)

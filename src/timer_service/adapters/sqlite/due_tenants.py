@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
+from timer_service.adapters.sqlite.rows import text
 from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.timer_store import TimerKey
@@ -79,6 +80,7 @@ class DueTenants:
     def begin(self, now: datetime, held_timers: frozenset[TimerKey]) -> None:
         """Begin a look: from here on, a timer accepted with a due time up to `now` is noted."""
         self._until = max(self._until, now)
+        self._go_back_to(text(now))
         self.note(tenant_id for tenant_id, _ in self._held_timers - held_timers)
         self._held_timers = held_timers
         self._tenants.update(dict.fromkeys(sorted(self._noted)))
@@ -129,6 +131,16 @@ class DueTenants:
         self._tenants.clear()
         self._known = max(self._known, _end_of(now))
         self._walked = None
+
+    def _go_back_to(self, now: str) -> None:
+        """Find again, as time passes it, what comes after `now`: a look at an earlier moment forgets it.
+
+        The clock was set back, or two looks that began one after the other came here in another order.
+        """
+        self._known = min(self._known, _end_of(now))
+        if self._walked is not None:
+            last, until = self._walked
+            self._walked = (last, min(until, now))
 
     async def _scan(self, now: str) -> None:
         due, tenant, call = self._known
