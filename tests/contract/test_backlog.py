@@ -8,6 +8,7 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.msg import Msg
+from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
 
 from tests.contract.buses import BATCH_SIZE, Line, until
@@ -186,6 +187,30 @@ async def test_however_many_subjects_a_tenant_makes_up_the_answer_does_not_grow(
 
     # Counts and times differ in a few digits.
     assert abs(sizes[1] - sizes[0]) < 100
+
+
+@pytest.mark.parametrize("retention", [RetentionPolicy.LIMITS, RetentionPolicy.INTEREST])
+async def test_where_commands_stay_although_they_are_applied_nobody_is_said_to_have_some_waiting(
+    shared_broker: NatsServer, prefix: str, retention: RetentionPolicy
+) -> None:
+    client = await nats.connect(shared_broker.url)
+    stream, subject = f"{prefix.upper()}_COMMANDS", f"{prefix}.commands.acme.ScheduleTimer"
+    options = NatsOptions(connect={"servers": [shared_broker.url]}, prefix=prefix, batch_size=BATCH_SIZE)
+    try:
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name=stream, subjects=[f"{prefix}.commands.>"], retention=retention)
+        await jetstream.add_consumer(stream, durable_name="audit")
+        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        async with bus.running():
+            await _connected(bus)
+            await jetstream.publish(subject, messages.encode(messages.schedule(ACME, "order-1", at(60))))
+            await (await bus.receive()).acknowledge()
+
+            told = await bus.backlog({ACME: 0})
+    finally:
+        await client.close()
+
+    assert (told.tenants, told.last_sequence) == (frozenset(), 1)
 
 
 class _ListingClient:

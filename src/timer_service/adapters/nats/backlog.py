@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js.api import RetentionPolicy
 
 from timer_service import wire
 from timer_service.adapters.codec import Subjects
@@ -57,12 +58,7 @@ class BacklogQuestions:
         asked = list(beyond) if self._may_read else []
         types = wire.COMMAND_TYPES
         reads = [
-            Outgoing(
-                self._get_subject,
-                _json(
-                    {"seq": beyond[tenant] + 1, "next_by_subj": self._subjects.command(tenant, command_type)}
-                ),
-            )
+            self._read_next(tenant, command_type, beyond[tenant])
             for tenant in asked
             for command_type in types
         ]
@@ -130,15 +126,18 @@ class BacklogQuestions:
         complete = all(answer["total"] == len(seen) for answer, seen in zip(lists, told, strict=True))
         if len({answer["created"] for answer in lists}) > 1:
             raise BusUnavailable("the command stream was made anew at this moment")
-        start = len(self._subjects.commands_prefix)
+        tenants: frozenset[TenantId] | None = None
+        if lists[0].get("config", {}).get("retention") not in (None, RetentionPolicy.WORK_QUEUE):
+            tenants = frozenset()  # Commands stay here although they are applied: that proves nothing.
+        elif complete:
+            start = len(self._subjects.commands_prefix)
+            tenants = frozenset(TenantId(s[start : s.rindex(".")]) for seen in told for s in seen)
         return Backlog(
             stream=lists[0]["created"],
             first_sequence=states[-1]["first_seq"],
             last_sequence=states[0]["last_seq"],
             handled_sequence=handled_sequence,
-            tenants=frozenset(TenantId(s[start : s.rindex(".")]) for seen in told for s in seen)
-            if complete
-            else None,
+            tenants=tenants,
             oldest=oldest,
         )
 
