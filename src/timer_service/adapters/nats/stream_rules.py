@@ -71,13 +71,13 @@ COMMANDS: Final = (
     *ALL,
     Rule(
         lambda found: found.retention == RetentionPolicy.INTEREST,
-        "has interest retention: a command published while the consumer is missing is lost, and due timers do "
-        "not wait for commands",
+        "has interest retention: a command published while the consumer is missing is lost, and due timers "
+        "do not wait for commands",
     ),
     Rule(
         lambda found: found.retention == RetentionPolicy.LIMITS,
-        "has limits retention: commands stay, due timers do not wait for those that were stored before, and a "
-        "new consumer applies all of them again",
+        "has limits retention: commands stay, due timers do not wait for those that were stored before, and "
+        "a new consumer applies all of them again",
         loses_data=False,
     ),
     Rule(
