@@ -222,6 +222,7 @@ async def test_a_request_after_the_loss_counts_as_newer_than_all_that_was_applie
 
         site.server.lose_tail()
         await site.until_noticed()
+        await site.until_connected()  # It is noticed while the session is still being prepared.
         after = await site.bus.last_position()
 
     assert after > before

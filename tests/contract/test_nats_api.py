@@ -13,16 +13,24 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from structlog.testing import capture_logs
 
 from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import scheduled_timer
 from timer_service.adapters.codec import Subjects
+from timer_service.adapters.nats import refusals
 from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.client import TimerClient
-from timer_service.domain.admission import MAX_UNDER_WAY, MAX_UNDER_WAY_OF_TENANT, RateLimit
+from timer_service.domain.admission import (
+    MAX_UNDER_WAY,
+    MAX_UNDER_WAY_OF_TENANT,
+    RateLimit,
+    TurnLimits,
+    Turns,
+)
 from timer_service.domain.errors import RequestRefused, StoreBusy, StoreFailed
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import Outcome, Timer
@@ -39,6 +47,7 @@ class FakeCalls:
     open: asyncio.Event = field(default_factory=asyncio.Event)
     error: Callable[[], Exception | None] = lambda: None
     timers: list[Timer] = field(default_factory=list)
+    is_known: bool = True
     served: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
 
@@ -47,7 +56,7 @@ class FakeCalls:
         await self.open.wait()
         if (error := self.error()) is not None:
             raise error
-        return scheduled_timer(service_call_id)
+        return scheduled_timer(service_call_id) if self.is_known else None
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
         after = "" if query.after is None else query.after[1]
@@ -132,6 +141,10 @@ def code(answer: Msg) -> str:
     return (answer.headers or {}).get("Nats-Service-Error-Code", "ok")
 
 
+def error(answer: Msg) -> str:
+    return (answer.headers or {})["Nats-Service-Error"]
+
+
 async def test_places_are_given_back_whatever_the_answer_was(line: Line) -> None:
     errors = [None, StoreBusy("locked"), ValueError("a bug"), RequestRefused("no such value")]
     line.calls.open.set()
@@ -140,6 +153,73 @@ async def test_places_are_given_back_whatever_the_answer_was(line: Line) -> None
     answers = [code(await task) for task in line.asking(3 * MAX_UNDER_WAY)]
 
     assert Counter(answers) == {"ok": 96, "503": 96, "500": 96, "400": 96}
+
+
+async def test_a_timer_that_is_not_there_is_not_found(line: Line) -> None:
+    line.calls.open.set()
+    line.calls.is_known = False
+
+    answer = await line.ask()
+
+    assert (code(answer), error(answer)) == ("404", "there is no timer 'order-1'")
+
+
+async def test_a_subject_without_a_valid_tenant_is_refused(line: Line) -> None:
+    answer = await line.ask(tenant="a$b")
+
+    assert code(answer) == "400"
+    assert error(answer).startswith("subject: the tenant must be")
+    assert line.calls.served == []
+
+
+async def test_with_too_many_requests_of_all_tenants_in_hand_the_next_is_told_to_come_again(
+    line: Line,
+) -> None:
+    line.api._turns = Turns(TurnLimits(waiting=1, under_way=1))
+    asked = line.asking(1, "acme")
+    await line.until_served(1)
+    asked += line.asking(1, "globex")
+    async with asyncio.timeout(PATIENCE_S):
+        while line.api._turns._waiting == 0:
+            await asyncio.sleep(0)
+
+    answer = await line.ask(tenant="initech")
+
+    assert (code(answer), error(answer)) == ("503", refusals.BUSY)
+    assert (answer.headers or {})["Retry-After"] == "1"
+    line.calls.open.set()
+    assert [code(each) for each in await asyncio.gather(*asked)] == ["ok", "ok"]
+
+
+async def test_what_comes_in_while_it_stops_is_refused_and_what_is_under_way_is_answered(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [under_way] = line.asking(1)
+    await line.until_served(1)
+    inbox = await line.client.subscribe("_INBOX.late")
+    send_no_more = line.served_by.send_no_more
+
+    async def after_one_more(subscription: Subscription) -> None:
+        monkeypatch.undo()
+        await line.client.publish(f"{line.prefix}.api.acme.get", b"{}", reply="_INBOX.late")
+        await line.client.flush()
+        await send_no_more(subscription)
+
+    monkeypatch.setattr(line.served_by, "send_no_more", after_one_more)
+    stopping = asyncio.create_task(line.api.stop())
+    async with asyncio.timeout(PATIENCE_S):
+        while not line.calls.outcomes["503"]:
+            await asyncio.sleep(0)
+    line.calls.open.set()
+    await stopping
+
+    assert code(await under_way) == "ok"
+    assert code(await inbox.next_msg(timeout=PATIENCE_S)) == "503"
+
+
+async def test_an_api_that_never_had_a_connection_stops_at_once() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await TimerApi(FakeCalls(), Subjects("timer"), tasks).stop()
 
 
 async def test_replies_go_to_inboxes_only(line: Line, prefix: str) -> None:

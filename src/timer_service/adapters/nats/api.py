@@ -161,15 +161,13 @@ class TimerApi:
             self._calls.rate_limit.charge(tenant_id, handlers.extra_cost(asked.request))
         except wire.WireError as refusal:
             return self._refuse(endpoint, reply, "400", refusal.detail)
-        match self._turns.offer(tenant_id, _Waiting(endpoint, asked, reply, started_ns)):
-            case Room.TENANT_FULL:
-                self._limit(endpoint, reply, tenant_id, FULL_RETRY_S)
-            case Room.FULL:
-                self._refuse(endpoint, reply, "503", refusals.BUSY, FULL_RETRY_S)
-            case Room.FREE:
-                self._notes.allowed(_now_s(), tenant_id)
-                self._take_turns()
-        return None
+        room = self._turns.offer(tenant_id, _Waiting(endpoint, asked, reply, started_ns))
+        if room is Room.TENANT_FULL:
+            return self._limit(endpoint, reply, tenant_id, FULL_RETRY_S)
+        if room is Room.FULL:
+            return self._refuse(endpoint, reply, "503", refusals.BUSY, FULL_RETRY_S)
+        self._notes.allowed(_now_s(), tenant_id)
+        return self._take_turns()
 
     def _limit(self, endpoint: _Endpoint, reply: str, tenant_id: TenantId, wait_s: float) -> None:
         self._notes.limited(_now_s(), tenant_id, endpoint.name)
@@ -232,7 +230,8 @@ class TimerApi:
             return "500", TimerServiceError.public
 
     async def _respond(self, waiting: _Waiting, answer: Answer) -> str:
-        if self._client is not None and len(answer.body) > self._client.max_payload:
+        assert self._client is not None
+        if len(answer.body) > self._client.max_payload:
             raise ServiceError(
                 "500",
                 f"the answer has {len(answer.body)} bytes, more than the broker lets pass "
@@ -243,8 +242,7 @@ class TimerApi:
         return answer.outcome if told else "lost"
 
     async def _say(self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None = None) -> bool:
-        if self._client is None:
-            return False
+        assert self._client is not None  # The request came over it.
         try:
             await self._client.publish(waiting.reply, body, headers=headers)
         except (NatsError, OSError):

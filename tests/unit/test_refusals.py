@@ -1,0 +1,60 @@
+"""Errors that are told at once: many in one piece, and never without bound."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+from timer_service.adapters.nats.refusals import MAX_UNSENT, Refusals, error_headers
+from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.sent: list[list[Outgoing]] = []
+
+    async def publish_all(self, messages: Sequence[Outgoing]) -> list[int]:
+        self.sent.append(list(messages))
+        return []
+
+
+async def test_what_is_told_together_goes_out_in_one_piece() -> None:
+    refusals, client = Refusals(), FakeClient()
+    headers = error_headers("429", "too\nmany", 1.2)
+
+    for number in range(3):
+        refusals.tell(f"_INBOX.{number}", headers)
+    await refusals.flush(cast("TolerantClient", client))
+    await refusals.flush(cast("TolerantClient", client))
+
+    assert client.sent == [[Outgoing(f"_INBOX.{n}", b"", headers) for n in range(3)]]
+    assert headers == {
+        "Nats-Service-Error-Code": "429",
+        "Nats-Service-Error": "too many",
+        "Retry-After": "2",
+    }
+
+
+async def test_beyond_all_bounds_they_are_dropped() -> None:
+    refusals, client = Refusals(), FakeClient()
+
+    for _ in range(MAX_UNSENT + 5):
+        refusals.tell("_INBOX.1", {})
+    await refusals.flush(cast("TolerantClient", client))
+
+    assert [len(piece) for piece in client.sent] == [MAX_UNSENT]
+
+
+async def test_without_a_connection_they_are_forgotten_and_the_next_ones_are_sent() -> None:
+    refusals, client = Refusals(), FakeClient()
+    connected: list[Any] = [None, client]
+    sender = asyncio.ensure_future(refusals.keep_sending(lambda: connected.pop(0)))
+
+    refusals.tell("_INBOX.1", {})
+    while len(connected) > 1:
+        await asyncio.sleep(0)
+    refusals.tell("_INBOX.2", {})
+    while not client.sent:
+        await asyncio.sleep(0)
+    sender.cancel()
+
+    assert client.sent == [[Outgoing("_INBOX.2", b"", {})]]
