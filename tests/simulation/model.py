@@ -237,7 +237,7 @@ class Model:
         if position in self._after_loss:
             # Whatever it was, its effect is in the row since it was stored, or that of a newer command.
             return row.state == REACHED or versions[-1].since >= self._after_loss[position]
-        return row.state == REACHED or row.position >= position
+        return row.state == REACHED or _has_taken(row, wish, position)
 
     def event_sent(self, life: int, subject: str, body: bytes, headers: dict[str, str], reply: str) -> None:
         """Check an event at the moment at which the service hands it over."""
@@ -636,6 +636,16 @@ def _applied(row: Row | None, wish: Wish, position: Position, *, is_call: bool =
     if after.due_ms != row.due_ms or after.state != row.state:
         after = replace(after, generation=row.generation + 1)
     return after
+
+
+def _has_taken(row: Row, wish: Wish, position: Position) -> bool:
+    """Tell whether each part of a row that a command sets comes from this command or from a newer one."""
+    set_at: list[Position | None] = [row.position]
+    if wish.kind == "schedule":
+        set_at.append(row.due_position)
+    if wish.correlation is not None:
+        set_at.append(row.correlation_position)
+    return all(at is not None and at >= position for at in set_at)
 
 
 def _firing(key: Key, row: Row) -> Firing | None:

@@ -129,6 +129,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
     ),
     "no redelivery guard": lambda: replaced(rules, "_is_newer", lambda command, position: True),
+    "an overtaken command is dropped whole": lambda: replaced(
+        rules, "_complete", lambda timer, command: timer
+    ),
     "no new epoch after the broker lost its tail": lambda: replaced(
         positions,
         "epoch_to_begin",
