@@ -141,7 +141,9 @@ class _InlineConnection(aiosqlite.Connection):
         disk = self._disk
         future = disk.loop.create_future()
         sql = _sql(operation)
-        slow_s = disk.faults.slow + (disk.faults.slow_questions if self._role == ANSWERER else 0.0)
+        # What only fixes the moment that an answer tells of reads one row: it takes no longer than ever.
+        is_question = self._role == ANSWERER and "FROM timer_schedules" in sql
+        slow_s = disk.faults.slow + (disk.faults.slow_questions if is_question else 0.0)
         wait_s = disk.random.random() * (disk.latency_s + slow_s)
         error = self._fault(sql)
         if error is not None and error.waited:

@@ -23,6 +23,10 @@ CROWDED = 8
 """One seed in so many has many tenants, a burst, large batches or questions that take their time."""
 HARMLESS = frozenset({"slow questions"})
 """Faults that must disturb nobody who does not ask."""
+SMALL_LOG_BYTES, LARGE_LOG_BYTES = 50_000, 64 * 1024 * 1024
+"""A write-ahead log that is emptied after a few batches, and one that no run fills."""
+LOG_PATIENCE_S = 0.5
+"""So long a batch waits for those who ask, where the log is emptied."""
 RESTARTS = frozenset({"crash", "absence", "stop", "step", "drift", *HARMLESS})
 """Faults that leave broker and disk alone."""
 RECOVERED_AFTER_S = 25.0
@@ -94,6 +98,7 @@ class Plan:
     max_clock_step: str = "off"
     retention: str = "off"
     catch_up: str = "30s"
+    log_limit_bytes: int = SMALL_LOG_BYTES
     fresh_database: bool = False
     settled_at_least_s: float = 11.0
     """Longer than an acknowledgement is waited for, so that what comes again comes now."""
@@ -113,6 +118,8 @@ class Plan:
         """How late a timer may be while nothing is wrong: a few batches and all calls in a row."""
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
         batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
+        if self.log_limit_bytes == SMALL_LOG_BYTES and any(f.kind == "slow questions" for f in self.faults):
+            batch_s += LOG_PATIENCE_S
         return 0.2 + batches * batch_s + len(self.callings) * 8 * self.disk_latency_s
 
     def is_disturbed(self, since: float, until: float) -> bool:
@@ -180,6 +187,7 @@ def _add_crowd(random: Random, plan: Plan, lasts: float) -> None:
     if random.random() < 0.5:
         plan.faults.append(Fault(at, "slow questions", 3.0, size=random.choice((0.05, 0.5))))
         plan.faults.sort(key=lambda fault: fault.at)
+        plan.log_limit_bytes = Random(f"log-{plan.seed}").choice((SMALL_LOG_BYTES, LARGE_LOG_BYTES))
         for _ in range(random.randint(1, 10)):
             wish = Wish("list", random.choice(tenants))
             plan.callings.append(calling(at + random.random(), wish, None))

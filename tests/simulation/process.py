@@ -36,6 +36,7 @@ class Machine(Protocol):
     nats: SimulatedNats
     wall: WallClock
     chance: Callable[[], float]
+    log_limit_bytes: int
     verbose: bool
 
     def logged(self, level: str, event: str, fields: dict[str, Any]) -> None: ...
@@ -121,8 +122,7 @@ def installed(machine: Machine) -> Iterator[None]:
             # So small that a few tenants and timers take several looks to be known.
             patch.object(due_tenants, "SCANNED_ROWS", 3),
             patch.object(due_tenants, "VISITED_TENANTS", 2),
-            # So small that it is emptied now and then.
-            patch.object(write_ahead_log, "LOG_LIMIT_BYTES", 50_000),
+            patch.object(write_ahead_log, "LOG_LIMIT_BYTES", machine.log_limit_bytes),
             patch.object(connecting, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
             patch.object(schema, "load_migrations", cache(schema.load_migrations)),

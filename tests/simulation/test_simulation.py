@@ -32,6 +32,7 @@ FOUND = {
     1793: "as 522, with three calls",
     3385: "as 522, with a slow disk",
     4072: "a timer was purged, and scheduled anew with the same due time",
+    70_012: "a question of one row was taken for a slow one, and a small log emptied for each batch",
     20_001_296: "due timers in the hands of requests were asked for again and again without a pause",
     20_003_142: "as 20001296, in both lanes",
     20_013_179: "the disk failed in one lane, and the other published its confirmed timers again",

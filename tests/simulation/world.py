@@ -71,6 +71,7 @@ class World:
     def __init__(self, plan: Plan, folder: Path, template: Path | None, *, verbose: bool = False) -> None:
         self.plan = plan
         self.verbose = verbose
+        self.log_limit_bytes = plan.log_limit_bytes
         self.loop = VirtualLoop()
         self.tally = Tally(plan.seed)
         self.wall = WallClock(self.loop)
