@@ -6,12 +6,21 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 from tests.simulation.awaits import Place, all_places
-from tests.simulation.crashes import STORIES, CrashReport, crash_everywhere, every_crash, forgotten, steps_of
+from tests.simulation.crashes import (
+    STORIES,
+    CrashReport,
+    crash_everywhere,
+    every_crash,
+    forgotten,
+    steps_of,
+    undisturbed,
+)
+from tests.simulation.planted import PLANTED, planted
 from tests.simulation.world import Tally, run_seed, workshop
 from tests.support.guarantees import record
 
@@ -25,6 +34,8 @@ def main() -> int:
     options = _parser().parse_args()
     if options.story is not None:
         return _tell(options.story)
+    if options.catch is not None:
+        return _catch(options.catch, range(options.first, options.first + options.seeds))
     started = time.monotonic()
     work = _crash_work() if options.crashes else _seed_work(options.first, options.seeds)
     counts: Counter[str] = Counter()
@@ -54,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--crashes", action="store_true", help="instead: crash at every step in every way")
     parser.add_argument("--story", type=int, metavar="SEED", help="instead: tell the story of one seed")
+    parser.add_argument("--catch", metavar="BUG", choices=PLANTED, help="instead: find where a bug shows")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once (one a core)")
     parser.add_argument("--record", metavar="COMMAND", help="keep the counts as those of this command")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
@@ -124,6 +136,15 @@ def _tell(seed: int) -> int:
     print("\n".join(tally.story))
     print(f"trace {tally.trace_hash}, {len(tally.violations)} violations")
     return 1 if tally.violations else 0
+
+
+def _catch(bug: str, seeds: Iterable[int]) -> int:
+    """Name the first story or seed in which a planted bug breaks an invariant."""
+    with workshop() as shop, planted(bug):
+        story = next((story for story in STORIES if undisturbed(story, *shop).violations), None)
+        found = story or next((seed for seed in seeds if run_seed(seed, *shop).violations), None)
+    print("not caught" if found is None else f"caught by {found!r}")
+    return 1 if found is None else 0
 
 
 def _print(counts: Counter[str], broken: list[str], *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import gc
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def places_of(tasks: Iterable["asyncio.Task[Any]"]) -> set[Place]:
         for task in tasks
         if not task.done()
         for frame in _frames(task.get_coro())
-        if (place := _place(frame)) is not None
+        if (place := _place(frame.f_code, frame.f_lasti)) is not None
     }
 
 
@@ -110,12 +111,13 @@ def _frames(waiting: Any) -> Iterator[types.FrameType]:
             )
 
 
-def _place(frame: types.FrameType) -> Place | None:
-    path = Path(frame.f_code.co_filename)
+@cache
+def _place(code: types.CodeType, last_instruction: int) -> Place | None:
+    path = Path(code.co_filename)
     if not path.is_relative_to(PACKAGE):
         return None
-    positions = list(frame.f_code.co_positions())
-    line, _, column, _ = positions[frame.f_lasti // 2]
+    positions = list(code.co_positions())
+    line, _, column, _ = positions[last_instruction // 2]
     if line is None or column is None:
         return None
     return Place(path.relative_to(PACKAGE).as_posix(), line, column)

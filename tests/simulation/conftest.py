@@ -7,8 +7,8 @@ import pytest
 from tests.simulation.world import Workshop, workshop
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shop() -> Iterator[Workshop]:
-    """Where the simulated services of one file work."""
+    """Where the simulated services work."""
     with workshop() as opened:
         yield opened

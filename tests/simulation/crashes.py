@@ -148,6 +148,12 @@ STORIES: dict[str, Plan] = {
         ends_at=1.8,
         settled_at_least_s=2.5,
     ),
+    "an event stream that is full for a while": _plan(
+        _schedule(0.15, "acme", "order-1", 0.2, 1),
+        _schedule(0.16, "globex", "order-1", 0.22, 2),
+        _schedule(0.17, "acme", "order-2", 0.35, 3),
+        faults=[Fault(0.18, "events full", 0.12)],
+    ),
     "letters that cannot be written": _plan(
         _schedule(0.2, "acme", "order-1", 0.25, 1),
         [hostile_message(Random(n), 0.2, "acme", "order-1", n) for n in (1, 2, 3)],
@@ -169,6 +175,23 @@ STORIES: dict[str, Plan] = {
         ],
         retention="1m",
         ends_at=0.7,
+    ),
+    "a stop between an event and its mark": _plan(
+        *(_schedule(2.5, "acme", f"order-{number}", 3.0, number) for number in (1, 2)),
+        faults=[Fault(3.055, "stop", 0.03)],
+        disk_latency_s=0.03,
+        ends_at=3.3,
+        crash_from_s=3.0,
+    ),
+    "a request between an event and its mark": _plan(
+        *(_schedule(0.15, "acme", f"order-{number}", 0.2, number) for number in (1, 2)),
+        callings=[_call(0.3, "cancel", "acme", "order-1"), _call(0.3, "schedule", "acme", "order-2", 0.7)],
+        faults=[Fault(0.19, "late confirmations", 0.1, size=1.0)],
+    ),
+    "a clock that is behind at the start, and set right at the end": _plan(
+        _schedule(0.2, "acme", "order-1", 0.3, 1),
+        faults=[Fault(0.13, "step", size=-7200.0), Fault(0.14, "crash", 0.02)],
+        max_clock_step="1h",
     ),
     "nothing, until a pull is lost": _plan(
         _schedule(7.5, "acme", "order-1", 7.55, 1),

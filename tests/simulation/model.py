@@ -7,7 +7,7 @@ the database after each commit. Every change of a row has to be explained by sec
 import json
 from base64 import b64decode
 from bisect import insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,6 +30,8 @@ CONFIRM_LIMIT_S = 4.5
 
 LETTERS_REMEMBERED_S = 3600.0
 """For so long the broker drops a second letter about one message."""
+MOST_ASKED_FOR_AT_ONCE = 3
+"""So often one life may ask for a message again without a pause: where it stops or has to learn."""
 LIST_LIMIT = 100
 """So many timers a list holds where nobody asks for another number."""
 
@@ -167,6 +169,7 @@ class Model:
         self._newest: Position = (0, 0)
         self._forbidden_at: dict[str, float] = {}
         self._last_sent = ("", 0)
+        self._asked_for_at_once: Counter[tuple[int, int]] = Counter()
         self._forgiven: set[Position] = set()
         """Messages that somebody deleted together with their stream."""
 
@@ -228,6 +231,12 @@ class Model:
                 self._violated("I1", f"{position} was acknowledged, but it is no valid command")
             elif not self._is_kept(wish, position):
                 self._violated("I1", f"{position} was acknowledged before its effect was committed")
+
+    def asked_for_at_once(self, life: int, sequence: int) -> None:
+        """Check that no message goes back and forth without a pause."""
+        self._asked_for_at_once[life, sequence] += 1
+        if self._asked_for_at_once[life, sequence] > MOST_ASKED_FOR_AT_ONCE:
+            self._violated("I7", f"{sequence} is asked for again and again without a pause")
 
     def _is_kept(self, wish: Wish, position: Position) -> bool:
         versions = self.history[wish.tenant, wish.call]

@@ -11,6 +11,8 @@ from uuid import UUID
 from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
 
+SEEDS = 200
+"""The default run plays the seeds below this."""
 TENANTS = ("acme", "Acme", "globex", "umbrella_1")
 CALLS = (
     *(f"order-{number}" for number in range(1, 9)),

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import aiosqlite
 import structlog
+from structlog.testing import capture_logs
 
 from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
@@ -141,5 +142,6 @@ def build_template(folder: Path) -> Path:
             async with store.open_sqlite_store(path, lambda: datetime(2026, 1, 1, tzinfo=UTC)):
                 pass
 
-        asyncio.run(make())
+        with capture_logs():
+            asyncio.run(make())
     return path

@@ -1,15 +1,16 @@
 """A wall clock that is stepped, drifts or sleeps: nothing early or twice, no busy loop, no long sleep."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
 from tests.simulation.plan import Fault, Plan, Sending, iso, sendings
-from tests.simulation.world import Tally, Workshop, World, workshop
+from tests.simulation.world import Tally, Workshop, World
 
 POLL_S = 5.0
 STEP_AT = 10.3
@@ -21,12 +22,6 @@ STEPS_S = [
     for size in (1, 30, 60, 3600, 86_400, 31_557_600, 315_576_000)  # One second to ten years.
     for sign in (1, -1)
 ]
-
-
-@pytest.fixture
-def shop() -> Iterator[Workshop]:
-    with workshop() as opened:
-        yield opened
 
 
 def _timers() -> list[Sending]:
@@ -54,8 +49,9 @@ def _run(shop: Workshop, *faults: Fault, **values: object) -> tuple[World, Tally
         disk_latency_s=0.001,
         net_latency_s=0.001,
     )
-    world = World(replace(plan, **values), folder, template)  # type: ignore[arg-type]
-    return world, world.run()
+    with TemporaryDirectory(dir=folder) as own:
+        world = World(replace(plan, **values), Path(own), template)  # type: ignore[arg-type]
+        return world, world.run()
 
 
 def _gaps(world: World) -> list[float]:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import __main__ as runner
-from tests.simulation.plan import make_plan
+from tests.simulation.plan import SEEDS, make_plan
 from tests.simulation.world import FAULT_KINDS, Tally, Workshop, run_seed
 
-SEEDS = 200
 PART = 25
 
 

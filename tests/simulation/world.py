@@ -610,6 +610,8 @@ class World:
             stream = self.broker.streams.get(COMMANDS)
             sequence, word = int(subject.split(".")[5]), message.data.decode().split(" ")[0]
             self.note(f"{word} sent for {sequence}")
+            if message.data == b"-NAK":
+                self.model.asked_for_at_once(process.number, sequence)
             if stream is not None and sequence in stream.messages and self._was_delivered(sequence):
                 self.model.acknowledged(stream.messages[sequence].position, word)
 
