@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import START
+from tests.support.patience import PATIENCE_S
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, call, correlation, schedule
 from timer_service.adapters.sqlite import connections, questions, write_ahead_log
@@ -137,6 +138,29 @@ async def test_one_tenants_endless_questions_hold_up_no_other_tenant(
     assert found is not None
     assert counts.pending == 1
     assert await store.get(ACME, call("mine")) is None
+    assert dict(store._questions._shares) == {}
+
+
+async def test_a_tenant_that_never_stops_asking_has_one_connection_at_a_time(store: SqliteTimerStore) -> None:
+    at_once: list[int] = []
+    asking = 0
+
+    async def ask(again: int) -> None:
+        nonlocal asking
+        async with store._questions.asking(ACME) as connection:
+            asking += 1
+            at_once.append(asking)
+            # The next one comes while one asks and another waits.
+            following = asyncio.ensure_future(ask(again - 1)) if again else None
+            await connection.execute_fetchall("SELECT 1")
+            asking -= 1
+        if following is not None:
+            await following
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(ask(10) for _ in range(2 * questions.ANSWERERS)))
+
+    assert set(at_once) == {1}
     assert dict(store._questions._shares) == {}
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,14 @@ HOLD_PATIENCE_S: Final = 0.25
 """So long, where nobody new may ask, those who have asked are left alone before they are interrupted."""
 
 
+@dataclass(slots=True)
+class _Share:
+    """Who of a tenant asks, one after the other."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    askers: int = 0
+
+
 class Questions:
     """A few read-only connections that are not needed for firing."""
 
@@ -28,7 +37,7 @@ class Questions:
         self._connections = list(connections)
         self._free = asyncio.Semaphore(len(connections))
         self._running: set[aiosqlite.Connection] = set()
-        self._shares: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._shares = defaultdict[str, _Share](_Share)
         self._allowed = asyncio.Event()
         self._allowed.set()
         self._quiet = asyncio.Event()
@@ -42,16 +51,19 @@ class Questions:
     async def asking(self, tenant_id: str) -> AsyncIterator[aiosqlite.Connection]:
         """Lend a connection for as long as a question may take."""
         share = self._shares[tenant_id]
+        share.askers += 1
         try:
-            async with asyncio.timeout(QUESTION_LIMIT_S), share, self._free:
+            async with asyncio.timeout(QUESTION_LIMIT_S), share.lock, self._free:
                 await self._allowed.wait()
                 async with self._lent() as connection:
                     yield connection
         except TimeoutError as error:
             raise StoreBusy(f"a question took longer than {QUESTION_LIMIT_S:g} s") from error
         finally:
-            if not share.locked():
-                self._shares.pop(tenant_id, None)
+            share.askers -= 1
+            # Not by the lock: between one who gives it back and the next who takes it, it looks free.
+            if not share.askers:
+                del self._shares[tenant_id]
 
     @asynccontextmanager
     async def _lent(self) -> AsyncIterator[aiosqlite.Connection]:
