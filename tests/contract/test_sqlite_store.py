@@ -8,18 +8,20 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiosqlite
 import pytest
 
 from tests.support.clock import START
+from tests.support.patience import PATIENCE_S
 from tests.support.steps import counted
 from tests.support.timers import (
     ACME,
@@ -92,6 +94,41 @@ def rows_in(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 # How it is opened
+
+
+async def test_a_start_that_is_cancelled_leaves_no_thread_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would speak to an event loop that is closed."""
+    asked_for, allowed = threading.Event(), threading.Event()
+    real = sqlite3.connect
+
+    def slow(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        asked_for.set()
+        allowed.wait(PATIENCE_S)
+        return cast("sqlite3.Connection", real(*arguments, **options))
+
+    async def start() -> None:
+        async with connections.connect(tmp_path / "timers.db"):
+            pass
+
+    monkeypatch.setattr(sqlite3, "connect", slow)
+    before = set(threading.enumerate())
+    starting = asyncio.ensure_future(start())
+    while not asked_for.is_set():
+        await asyncio.sleep(0)
+    starting.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    ended_before_its_thread = starting.done()
+    allowed.set()
+    await asyncio.wait({starting}, timeout=PATIENCE_S)
+
+    assert not ended_before_its_thread
+    assert starting.cancelled()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -303,6 +303,7 @@ NEVER_WAITS = {
     ("adapters/sqlite/store.py", "await connection.execute("): "the same",
     ("adapters/sqlite/store.py", "asking(_NOBODY)"): "the same",
     ("adapters/sqlite/connections.py", "FROM timer_moved"): "the file was not copied elsewhere",
+    ("adapters/sqlite/connections.py", "(await opening).close()"): "only where the start is cancelled",
     ("adapters/sqlite/questions.py", "self._allowed.wait()"): "only where the log is emptied meanwhile",
     ("adapters/sqlite/questions.py", "self._wait_until_quiet()"): "the same",
     ("adapters/sqlite/questions.py", "self._quiet.wait()"): "the same",

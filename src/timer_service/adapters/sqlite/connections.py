@@ -43,7 +43,7 @@ async def connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosq
     """Open a connection in autocommit mode: every transaction is written out in this file."""
     address = uri(path, read_only=read_only)
     with translated(path):
-        connection = await aiosqlite.connect(address, uri=True, isolation_level=None, cached_statements=64)
+        connection = await _opened(address)
     try:
         with translated(path):
             await connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
@@ -53,6 +53,19 @@ async def connect(path: Path, *, read_only: bool = False) -> AsyncIterator[aiosq
     finally:
         with suppress(sqlite3.Error):
             await connection.close()
+
+
+async def _opened(address: str) -> aiosqlite.Connection:
+    """Open a connection; whoever is cancelled meanwhile closes it first, and so ends its thread."""
+    opening = asyncio.ensure_future(
+        aiosqlite.connect(address, uri=True, isolation_level=None, cached_statements=64)
+    )
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(sqlite3.Error):
+            await (await opening).close()
+        raise
 
 
 def uri(path: Path, *, read_only: bool = False) -> str:
