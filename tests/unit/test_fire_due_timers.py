@@ -399,6 +399,27 @@ async def test_a_due_timer_waits_for_a_command_of_its_tenant_and_no_other_does()
     assert desk.state("order-1") is TimerState.CANCELLED
 
 
+async def test_a_stream_that_takes_nothing_is_not_taken_for_well_while_due_timers_wait_for_commands() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    desk.bus.answers = lambda _: Published.STREAM_REFUSED
+    await desk.fire()
+    sequence = send_cancel(desk, "order-1")
+    reports = []
+
+    for _ in range(2):  # It is found to wait, and then passed over.
+        desk.clock.advance(1)
+        reports.append(await desk.fire())
+    problem = desk.hold_back.problem
+    await desk.store.apply([cancel("order-1", number=2)], desk.clock.now())
+    desk.broker.settle(sequence)
+    last = await desk.fire()
+
+    assert [(report.failed, report.hold_back) for report in reports] == [([], NO_CHANGE)] * 2
+    assert problem is not None
+    assert (last.hold_back.resumed, desk.hold_back.problem) == (True, None)
+
+
 async def test_the_clock_is_read_before_the_broker_is_asked() -> None:
     desk = Desk()
     await desk.keep(schedule("order-1", 1))

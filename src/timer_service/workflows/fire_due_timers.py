@@ -12,6 +12,8 @@ from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
 from timer_service.workflows.retry import Retry
 
+_NO_CHANGE = HoldBackChange(held=0, freed=0)
+
 
 @dataclass(frozen=True, slots=True)
 class FireReport:
@@ -62,7 +64,10 @@ async def fire_due_timers(
         failed=[(e, r) for e, r in _pairs(events, results) if r.outcome is not Published.CONFIRMED],
         confirmed_at=confirmed_at,
         marked=marked,
-        hold_back=hold_back.record(events, results, confirmed_at),
+        # What waits for commands is due all the same, and tells nothing of the stream.
+        hold_back=_NO_CHANGE
+        if catch_up.is_waiting and not events
+        else hold_back.record(events, results, confirmed_at),
         catch_up=caught_up,
         disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
         more=more,
@@ -76,7 +81,7 @@ def _nothing_before(moment: datetime, now: datetime) -> FireReport:
         failed=(),
         confirmed_at=now,
         marked=0,
-        hold_back=HoldBackChange(held=0, freed=0),
+        hold_back=_NO_CHANGE,
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
