@@ -213,8 +213,14 @@ async def test_where_commands_stay_although_they_are_applied_nobody_is_said_to_h
     assert (told.tenants, told.last_sequence) == (frozenset(), 1)
 
 
-class _ListingClient:
-    """A client whose broker tells that there are more tenants than it lists."""
+class _AnsweringClient:
+    """A client whose broker tells what it is told to tell."""
+
+    def __init__(self, messages: int, listed: int) -> None:
+        self._state = {"messages": messages, "first_seq": 1, "last_seq": messages}
+        self._listed = listed
+        self.asked: list[int] = []
+        """How many messages each round trip took."""
 
     def new_inbox(self) -> str:
         return "_INBOX.a.b"
@@ -225,17 +231,52 @@ class _ListingClient:
     def deliver_at_once(self, subscription: None) -> None:
         pass
 
+    def becomes_empty(self) -> None:
+        self._state, self._listed = {"messages": 0, "first_seq": 9, "last_seq": 8}, 0
+
     async def publish_all(self, requests: list[Outgoing], inbox: str) -> list[int]:
-        state = {"first_seq": 1, "last_seq": 200_000, "subjects": {"timer.commands.acme.ScheduleTimer": 1}}
-        body = json.dumps({"created": "today", "total": 100_001, "state": state}).encode()
-        for number, _ in enumerate(requests):
+        self.asked.append(len(requests))
+        for number, request in enumerate(requests):
+            # Subjects are told only where they are asked for.
+            told = {"timer.commands.acme.ScheduleTimer": 1} if request.body and self._listed else {}
+            state, total = {**self._state, "subjects": told}, self._listed if request.body else 0
+            body = json.dumps({"created": "today", "total": total, "state": state}).encode()
             await self._answer(Msg(_client=None, subject=f"{inbox}.{number}", data=body))  # type: ignore[arg-type]
         return []
 
 
-async def test_more_tenants_than_the_broker_lists_are_everybody() -> None:
-    questions = BacklogQuestions(_ListingClient(), "$JS.API", "TIMER_COMMANDS", Subjects("timer"))  # type: ignore[arg-type]
+async def _questions(client: _AnsweringClient) -> BacklogQuestions:
+    questions = BacklogQuestions(client, "$JS.API", "TIMER_COMMANDS", Subjects("timer"))  # type: ignore[arg-type]
     await questions.start()
+    return questions
+
+
+async def test_where_nothing_waits_one_question_is_enough() -> None:
+    client = _AnsweringClient(messages=0, listed=0)
+    questions = await _questions(client)
+
+    told = [await questions.ask({}, 0) for _ in range(3)]
+
+    assert [answer.tenants for answer in told] == [frozenset()] * 3
+    assert client.asked == [1, 1, 1]
+
+
+async def test_while_something_waits_every_look_takes_one_round_trip() -> None:
+    client = _AnsweringClient(messages=8, listed=1)
+    questions = await _questions(client)
+
+    told = [await questions.ask({}, 0) for _ in range(3)]
+    asked = list(client.asked)
+    client.becomes_empty()
+    afterwards = [await questions.ask({}, 0) for _ in range(2)]
+
+    assert [answer.tenants for answer in (*told, *afterwards)] == [{ACME}] * 3 + [frozenset()] * 2
+    assert asked == [1, 2, 2, 2]
+    assert client.asked[len(asked) :] == [2, 1]
+
+
+async def test_more_tenants_than_the_broker_lists_are_everybody() -> None:
+    questions = await _questions(_AnsweringClient(messages=200_000, listed=100_001))
 
     told = await questions.ask({}, 0)
 

@@ -269,17 +269,17 @@ class Broker:
             self._published(link, message)
 
     def _asked(self, link: "Link", message: Message) -> None:
-        """Tell which subjects have messages, or find the next message of one."""
+        """Tell how many messages there are, and on which subjects; or find the next message of one."""
         if self.faults.jetstream_away:
             link.down(_status(message.reply, "503", ""))
             return
-        stream, request = self.streams.get(COMMANDS), json.loads(message.data)
+        stream, request = self.streams.get(COMMANDS), json.loads(message.data or "{}")
         if stream is None:
             answer: dict[str, Any] = {"error": {"code": 404, "err_code": 10059}}
         elif "next_by_subj" in request:
             answer = _next_message(stream, request["seq"], request["next_by_subj"])
         else:
-            answer = _information(stream, request["subjects_filter"].split("."))
+            answer = _information(stream, request.get("subjects_filter", "").split("."))
         link.down(Message(message.reply, json.dumps(answer).encode()))
 
     def stream_info(self, name: str) -> Stream | None:

@@ -15,8 +15,6 @@ CLIENT = Client()
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("_send_command", ["cmd", "priority"]),
-        ("_flush_pending", ["force_flush"]),
         ("_process_msg", ["sid", "subject", "reply", "data", "headers"]),
         ("_build_message", ["sid", "subject", "reply", "data", "headers"]),
         ("_process_headers", ["headers"]),
@@ -30,7 +28,9 @@ def test_the_client_has_the_methods_that_we_call_or_replace(name: str, parameter
     assert inspect.iscoroutinefunction(method) or name == "_build_message"
 
 
-@pytest.mark.parametrize("name", ["_subs", "_flush_queue", "_error_cb", "is_closed"])
+@pytest.mark.parametrize(
+    "name", ["_subs", "_flush_queue", "_pending", "_pending_data_size", "_error_cb", "is_closed"]
+)
 def test_the_client_has_the_attributes_that_we_read(name: str) -> None:
     assert hasattr(CLIENT, name)
 
@@ -53,9 +53,10 @@ def test_the_parser_uses_the_patterns_that_we_replace(name: str) -> None:
     assert f"{name}.match(" in inspect.getsource(nats.protocol.parser.Parser)
 
 
-def test_the_flusher_settles_what_is_put_into_its_queue() -> None:
-    """We put a future there ourselves, to wait until the socket has taken a part."""
+def test_the_flusher_sends_what_is_pending_and_settles_what_is_put_into_its_queue() -> None:
+    """We put data and a future there ourselves, to wait until the socket has taken a part."""
     source = inspect.getsource(Client._flusher)
 
     assert "await self._flush_queue.get()" in source
+    assert "self._transport.writelines(self._pending[:])" in source
     assert "future.set_result(None)" in source

@@ -144,6 +144,8 @@ class CatchUp:
             # Made anew, or without its newest commands: sequences mean something else.
             self._forget()
             self._stream = backlog.stream
+        if not (backlog.tenants is None or backlog.tenants or self._blocked or self._given_up):
+            return Waits(now)  # As nearly always: nobody waits for anything, and nobody did.
         self._set_back(now)
         over_s = self._looked_s + self._looked_since(now) - self._limit.total_seconds()
         old = next((fence for fence in reversed(self._fences) if fence.looked_s <= over_s), None)

@@ -31,7 +31,6 @@ from timer_service.adapters.nats.streams import (
     ensure_streams,
 )
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
-from timer_service.adapters.nats.waiting import within
 from timer_service.addresses import without_credentials
 from timer_service.domain.errors import BusUnavailable, TransientError
 from timer_service.domain.messages import DueTimeReached, Position, TenantId
@@ -379,7 +378,8 @@ class NatsEventBus:
         self._handled_sequence = max([self._handled_sequence, *(m.position.sequence for m, _ in known)])
         with suppress(NatsError, OSError, TimeoutError):
             outgoing = [Outgoing(incoming.reply, word) for incoming, word in known]
-            await within(ANSWER_TIMEOUT_S, client.publish_all(outgoing))
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await client.publish_all(outgoing)
 
     def _consumer_lost(self, detail: str) -> None:
         self._tell_unavailable(f"the command consumer is gone: {detail}")

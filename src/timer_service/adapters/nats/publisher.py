@@ -12,7 +12,6 @@ from nats.errors import Error as NatsError
 
 from timer_service.adapters.nats.rejections import NO_STREAM, blame_the_stream, rejection
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
-from timer_service.adapters.nats.waiting import within
 from timer_service.ports.event_bus import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
@@ -32,14 +31,14 @@ class _Pending:
         self.messages = messages
         self.results: list[PublishResult | None] = [None] * len(messages)
         self.missing = len(messages)
-        self.settled = asyncio.Event()
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(self, index: int, result: PublishResult) -> None:
         if self.results[index] is None:
             self.results[index] = result
             self.missing -= 1
-            if self.missing == 0:
-                self.settled.set()
+            if self.missing == 0 and not self.settled.done():
+                self.settled.set_result(None)
 
     def settle_rest(self, result: PublishResult, subject: str | None = None) -> None:
         for index, message in enumerate(self.messages):
@@ -77,7 +76,8 @@ class Publisher:
         self._pending[number] = pending
         try:
             # A confirmation without a limit would hold the batch forever once the broker is gone.
-            await within(CONFIRM_TIMEOUT_S, self._send(number, pending))
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                await self._send(number, pending)
         except TimeoutError:
             pending.settle_rest(_UNANSWERED)
         except (NatsError, OSError):
@@ -90,7 +90,7 @@ class Publisher:
     async def _send(self, number: int, pending: _Pending) -> None:
         for index in await self._client.publish_all(pending.messages, f"{self._inbox}.{number}"):
             pending.settle(index, _TOO_LARGE)
-        await pending.settled.wait()
+        await pending.settled
 
     def connection_lost(self) -> None:
         """Stop waiting for answers that cannot come any more."""

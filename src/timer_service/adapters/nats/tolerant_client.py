@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 
 PART_BYTES: Final = 1024 * 1024
-"""Half of what nats-py lets gather."""
+"""So much may gather before we wait until the socket has taken it."""
 
 _NO_STATUS: Final = b"NATS/1.0\r\n"
 _TOKEN: Final = rb"([^ \t\r\n]+)[ \t]+"
@@ -53,7 +53,9 @@ class TolerantClient(Client):
     async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
         """Send messages in as few pieces as possible; each is answered on its own number below the inbox.
 
-        Returns the numbers of those that are too large: the server would end the connection over them.
+        Returns the numbers of those that are too large: the server would end the connection over them. It
+        waits only where there is more than a part, and can be cancelled then: nats-py's own way to the socket
+        swallows a cancellation.
         """
         if self.is_closed:
             raise ConnectionClosedError
@@ -76,16 +78,21 @@ class TolerantClient(Client):
                 commands += (start.encode(), head, body, b"\r\n")
             else:
                 commands += (f"PUB {subject} {reply} {size}\r\n".encode(), body, b"\r\n")
-        await self._send_command(b"".join(commands))
-        await self._flush_pending()
+        self._hand_over(commands)
         return too_large
 
-    async def _send_part(self, commands: list[bytes]) -> None:
-        """Send a part and wait until the socket has taken it.
+    def _hand_over(self, commands: list[bytes]) -> None:
+        """Let commands go out with the next piece."""
+        data = b"".join(commands)
+        self._pending.append(data)
+        self._pending_data_size += len(data)
+        assert self._flush_queue is not None
+        with suppress(asyncio.QueueFull):  # Then it goes out with what others have handed over.
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
-        Past 2 MiB nats-py waits by itself, and then swallows a cancellation: so much must never gather.
-        """
-        await self._send_command(b"".join(commands))
+    async def _send_part(self, commands: list[bytes]) -> None:
+        """Send a part and wait until the socket has taken it."""
+        self._hand_over(commands)
         taken = asyncio.get_running_loop().create_future()
         assert self._flush_queue is not None
         await self._flush_queue.put(taken)
