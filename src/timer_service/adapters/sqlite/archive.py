@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -87,7 +87,7 @@ class SqliteArchive:
                 await self._connection.executemany(_WRITE, [rows.row(timer) for timer in timers])
                 await self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:
+                with suppress(sqlite3.Error):  # Where SQLite has rolled back by itself.
                     await self._connection.execute("ROLLBACK")
                 raise
 

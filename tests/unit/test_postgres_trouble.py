@@ -1,0 +1,259 @@
+"""What the PostgreSQL store makes of a server that is old, read-only, slow or gone within a step."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import asyncpg
+import pytest
+from structlog.testing import capture_logs
+
+from tests.support.clock import START
+from tests.support.timers import cancel, schedule
+from timer_service.adapters.postgres import opening, schema
+from timer_service.adapters.postgres import store as store_module
+from timer_service.adapters.postgres.connections import Connection, Connections, close, commit
+from timer_service.adapters.postgres.hints import Hints
+from timer_service.adapters.postgres.opening import wait_for
+from timer_service.adapters.postgres.store import APPLY_TRIES, PostgresTimerStore
+from timer_service.domain.errors import StoreBusy, StoreFailed
+from timer_service.domain.timer import Outcome
+from timer_service.ports.timer_store import Applied
+
+
+class FakeConnection:
+    """Answers as a test wants it, and keeps what was asked."""
+
+    def __init__(self, *, major: int = 16, row: tuple[Any, ...] = ("UTF8", False, True)) -> None:
+        self.major = major
+        self.row = row
+        self.executed: list[str] = []
+        self.errors: list[Exception] = []
+        self.closed = False
+        self.status = "COMMIT"
+
+    def get_server_version(self) -> SimpleNamespace:
+        return SimpleNamespace(major=self.major)
+
+    async def execute(self, sql: str, *_: object, timeout: float | None = None) -> str:
+        self.executed.append(sql)
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.status
+
+    async def fetchrow(self, sql: str) -> tuple[Any, ...]:
+        return self.row
+
+    async def fetchval(self, sql: str, *_: object) -> Any:
+        return schema.load_migrations()[-1].version if "timer_migrations" in sql else False
+
+    def is_closed(self) -> bool:
+        return self.closed
+
+    def terminate(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+class FakeConnections:
+    """Lends one connection, or raises."""
+
+    where = "postgresql://db/timers"
+
+    def __init__(self, connection: FakeConnection, *errors: Exception) -> None:
+        self._connection = connection
+        self.errors = list(errors)
+        self.asked = 0
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[FakeConnection]:
+        if self.errors:
+            raise self.errors.pop(0)
+        yield self._connection
+
+    transaction = connection
+
+    async def ask(self, sql: str, *, limit_s: float) -> list[tuple[int]]:
+        self.asked += 1
+        return [(7,)]
+
+
+def of(fake: FakeConnection) -> Connection:
+    return cast("Connection", fake)
+
+
+def new_store(connections: FakeConnections) -> PostgresTimerStore:
+    lent = cast("Connections", connections)
+    hints = cast("Hints", SimpleNamespace(announce=lambda _: None))
+    return PostgresTimerStore(lent, lent, hints, lambda: START, 10.0)
+
+
+def busy(cause: Exception) -> StoreBusy:
+    error = StoreBusy("busy")
+    error.__cause__ = cause
+    return error
+
+
+# Connections
+
+
+async def test_a_commit_that_the_server_turned_into_a_rollback_is_none() -> None:
+    connection = FakeConnection()
+    connection.status = "ROLLBACK"
+
+    with pytest.raises(StoreBusy, match="rolled the transaction back"):
+        await commit(of(connection))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_connection_is_closed_once(closed: bool) -> None:
+    connection = FakeConnection()
+    connection.closed = closed
+
+    close(of(connection))
+
+    assert connection.closed
+
+
+@pytest.mark.parametrize(
+    ("cause", "closed", "expired"),
+    [
+        (TimeoutError(), True, 0),
+        (asyncpg.ReadOnlySQLTransactionError("read-only"), False, 1),
+        (asyncpg.DeadlockDetectedError("deadlock"), False, 0),
+    ],
+)
+async def test_after_a_time_out_the_connection_and_after_a_failover_all_connections_are_parted_with(
+    cause: Exception, closed: bool, expired: int
+) -> None:
+    calls: list[None] = []
+
+    async def expire_connections() -> None:
+        calls.append(None)
+
+    pool: Any = SimpleNamespace(expire_connections=expire_connections)
+    connection = FakeConnection()
+
+    await Connections(pool, "here", asked=False).doubt(of(connection), busy(cause))
+
+    assert (connection.closed, len(calls)) == (closed, expired)
+
+
+# The start
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "START_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_a_database_that_is_away_is_waited_for_and_told_of_once() -> None:
+    connections = FakeConnections(FakeConnection(), StoreBusy("away"), StoreBusy("away"), StoreBusy("away"))
+
+    with capture_logs() as log:
+        await wait_for(cast("Connections", connections), 60.0)
+
+    assert [line["event"] for line in log] == ["store.unavailable"]
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        (FakeConnection(major=13), "PostgreSQL 13 is too old: 14 or newer is needed"),
+        (FakeConnection(row=("LATIN1", False, True)), "encoding is LATIN1"),
+        (FakeConnection(row=("UTF8", True, True)), "this server is a read-only replica"),
+        (FakeConnection(row=("UTF8", False, False)), "this user may not write"),
+    ],
+)
+async def test_a_server_that_cannot_be_worked_on_is_named(connection: FakeConnection, words: str) -> None:
+    with pytest.raises(StoreFailed, match=words):
+        await wait_for(cast("Connections", FakeConnections(connection)), 0.0)
+
+
+def test_a_program_without_its_migrations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_FILE_NAME", re.compile("nothing"))
+
+    with pytest.raises(StoreFailed, match="migrations are missing"):
+        schema.load_migrations()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_migration_that_fails_is_undone_where_there_is_still_a_connection(
+    monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    connection = FakeConnection()
+
+    async def outdated(*_: object) -> int:
+        if connection.executed:  # The second look, with the lock.
+            connection.closed = closed
+            connection.errors.append(ConnectionError("gone"))
+        return 0
+
+    monkeypatch.setattr(schema, "_version", outdated)
+    with pytest.raises(ConnectionError):
+        await schema.migrate(of(connection), "here")
+
+    assert ("ROLLBACK" in connection.executed) is not closed
+
+
+# Steps of the store
+
+
+async def test_a_timer_that_somebody_else_holds_for_long_is_answered_as_being_fired() -> None:
+    store = new_store(FakeConnections(FakeConnection(), busy(asyncpg.LockNotAvailableError("locked"))))
+
+    answers = await store.answer([cancel("order-1")], START)
+
+    assert answers == [Applied(Outcome.DUE, None)]
+
+
+async def test_a_request_that_fails_for_any_other_reason_is_not_answered() -> None:
+    store = new_store(FakeConnections(FakeConnection(), busy(asyncpg.DeadlockDetectedError("deadlock"))))
+
+    with pytest.raises(StoreBusy):
+        await store.answer([cancel("order-1")], START)
+
+
+async def test_timers_that_come_and_go_all_the_time_are_given_up_for_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[None] = []
+
+    async def nothing(*_: object) -> set[Any]:
+        tries.append(None)
+        return set()
+
+    monkeypatch.setattr(store_module, "_insert", nothing)
+    monkeypatch.setattr(PostgresTimerStore, "_change", nothing)
+
+    with pytest.raises(StoreBusy, match="came and went"):
+        await new_store(FakeConnections(FakeConnection())).apply([schedule("order-1", 60)], START)
+
+    assert len(tries) == 2 * APPLY_TRIES
+
+
+async def test_a_count_that_is_dear_serves_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "CHEAP_COUNT_S", -1.0)
+    connections = FakeConnections(FakeConnection())
+    store = new_store(connections)
+
+    counts = [await store._count_pending() for _ in range(3)]
+
+    assert (counts, connections.asked) == ([7, 7, 7], 1)
+
+
+async def test_a_count_that_is_cheap_is_made_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "CHEAP_COUNT_S", 3_600.0)
+    connections = FakeConnections(FakeConnection())
+    store = new_store(connections)
+
+    async with asyncio.timeout(60):
+        await store._count_pending()
+        await store._count_pending()
+
+    assert connections.asked == 2
