@@ -8,6 +8,7 @@ due timers of the others are blocked until what was stored by then is applied, o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -152,6 +153,8 @@ class CatchUp:
         expired, expired_sequence = (old.moment, old.sequence) if old else (None, 0)
         proven: dict[TenantId, datetime | None] = {}
         held = set()
+        # Most of many who wait have the same oldest command: the oldest of all.
+        passed = cache(self._passed)
         for tenant_id, blocked in self._blocked.items():
             if not backlog.concerns(tenant_id):
                 continue
@@ -160,7 +163,7 @@ class CatchUp:
                 proven[tenant_id] = now
                 continue
             blocked.oldest = max(blocked.oldest, oldest, backlog.first_sequence)
-            proven[tenant_id] = self._passed(blocked.oldest)
+            proven[tenant_id] = passed(blocked.oldest)
             limit = _later(proven[tenant_id], expired)
             if limit is None or (blocked.up_to is not None and limit <= blocked.up_to):
                 held.add(tenant_id)
@@ -255,4 +258,6 @@ class CatchUp:
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    return max((moment for moment in (one, other) if moment is not None), default=None)
+    if one is None or other is None:
+        return one or other
+    return max(one, other)
