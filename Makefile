@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# What Python compiles is kept, whatever the environment says: every test process needs it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz coverage clean
 

@@ -211,13 +211,23 @@ def test_the_greeting_says_how_to_reach_it_and_what_to_try(start: Start) -> None
         pytest.param(MODULE, "/usr/bin:/bin", id="as a module"),
     ],
 )
-def test_the_printed_commands_work_as_they_stand(start: Start, program: list[str], path: str) -> None:
+def test_the_printed_commands_name_a_program_that_runs(start: Start, program: list[str], path: str) -> None:
     dev = start(program=program, PATH=path)
-    watch, schedule, cancel = commands_in(dev.greeting())
+    _, schedule, _ = commands_in(dev.greeting())
     dev.ready()
 
     scheduled = dev.shell(schedule)
+
     assert (scheduled.returncode, scheduled.stderr) == (0, "")
+    until(lambda: state_of(dev, "order-42") == "Scheduled", "the timer")
+
+
+def test_the_printed_commands_work_as_they_stand(start: Start) -> None:
+    dev = start()
+    watch, schedule, cancel = commands_in(dev.greeting())
+    dev.ready()
+
+    dev.shell(schedule)
     until(lambda: state_of(dev, "order-42") == "Scheduled", "the timer")
     cancelled = dev.shell(cancel)
     assert (cancelled.returncode, cancelled.stderr) == (0, "")

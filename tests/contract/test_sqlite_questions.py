@@ -208,7 +208,8 @@ async def test_the_log_stays_bounded_while_somebody_always_reads(
     limit = 1_000_000
     monkeypatch.setattr(write_ahead_log, "LOG_LIMIT_BYTES", limit)
     monkeypatch.setattr(write_ahead_log, "GROWTH_BYTES", limit // 4)
-    monkeypatch.setattr(questions, "HOLD_PATIENCE_S", 0.02)
+    # A question that has not begun when it is interrupted goes on: the second time must find it at work.
+    monkeypatch.setattr(questions, "HOLD_PATIENCE_S", 0.1)
     monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
     await store._writer.execute("PRAGMA wal_autocheckpoint = 100")
     largest, refused, over = 0, 0, False
@@ -223,7 +224,7 @@ async def test_the_log_stays_bounded_while_somebody_always_reads(
                 refused += 1
 
     readers = [asyncio.ensure_future(read(tenant)) for tenant in ("one", "two")]
-    for batch in range(40):
+    for batch in range(20):
         commands = [schedule(f"order-{batch}-{n}", number=n) for n in range(200)]
         await store.apply(commands, at(0))
         largest = max(largest, store._log.size_bytes)
@@ -234,7 +235,7 @@ async def test_the_log_stays_bounded_while_somebody_always_reads(
 
     assert refused > 0
     assert limit / 2 < largest < 2 * limit
-    assert len(await store.list_timers(TimerQuery(ACME, limit=10_000))) == 8_000
+    assert len(await store.list_timers(TimerQuery(ACME, limit=10_000))) == 4_000
 
 
 async def test_a_reader_outside_the_service_lets_the_log_grow_and_commands_go_on(

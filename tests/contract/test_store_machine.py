@@ -288,7 +288,7 @@ HISTORIES: Final = st.lists(
 
 
 @pytest.mark.parametrize("opened", [_sqlite, _postgres], ids=["sqlite", "postgres"])
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
 @given(history=HISTORIES)
 def test_whatever_happens_the_store_is_as_the_contract_says(
     opened: Callable[[], AbstractAsyncContextManager[StoreMachine]], history: list[Step]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked import Forked, run_forked, start_forked
 from tests.support.patience import PATIENCE_S
 
 
@@ -24,24 +25,32 @@ class TimerServiceProcess:
         self.log: list[dict[str, Any]] = []
         self.stderr: list[str] = []
         self._changed = threading.Condition()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._reader: threading.Thread | None = None
 
     def start(self) -> "TimerServiceProcess":
         self.folder.mkdir(parents=True, exist_ok=True)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "timer_service", *self.arguments],
-            cwd=self.folder,
-            env={**clean, "TIMER_LOG_FORMAT": "json", "TIMER_HTTP_PORT": "0", **self.settings},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        settings = {"TIMER_LOG_FORMAT": "json", "TIMER_HTTP_PORT": "0", **self.settings}
+        reading, writing = os.pipe()
+        with Path(os.devnull).open("wb") as nowhere:
+            self._process = start_forked(
+                self.arguments, self.folder, settings, nowhere.fileno(), writing
+            ) or self._start_python(settings, writing)
+        os.close(writing)
+        self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
         return self
+
+    def _start_python(self, settings: dict[str, str], errors: int) -> "subprocess.Popen[bytes]":
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "timer_service", *self.arguments],
+            cwd=self.folder,
+            env={**clean, **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
 
     def start_ready(self) -> "TimerServiceProcess":
         """Start and wait until it is connected to the broker."""
@@ -113,34 +122,25 @@ class TimerServiceProcess:
         self.log, self.stderr = [], []
         return self.start()
 
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            with self._changed:
-                self.stderr.append(line)
-                try:
-                    self.log.append(json.loads(line))
-                except ValueError:
-                    self.log.append({"event": "", "text": line})
-                self._changed.notify_all()
-        process.stderr.close()
+    def _read(self, reading: int) -> None:
+        with open(reading, encoding="utf-8") as lines:
+            for line in lines:
+                with self._changed:
+                    self.stderr.append(line)
+                    try:
+                        self.log.append(json.loads(line))
+                    except ValueError:
+                        self.log.append({"event": "", "text": line})
+                    self._changed.notify_all()
 
 
 def run_cli(
     *arguments: str, cwd: Path, timeout_s: float = PATIENCE_S, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
     """Run one command of the command line to its end."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
-    return subprocess.run(
-        [sys.executable, "-m", "timer_service", *arguments],
-        cwd=cwd,
-        env={**clean, **{f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    finished = run_or_kill(*arguments, cwd=cwd, timeout_s=timeout_s, **settings)
+    assert finished.returncode != -signal.SIGKILL, f"{arguments} did not end"
+    return finished
 
 
 def start_cli(*arguments: str, cwd: Path, **settings: object) -> "subprocess.Popen[str]":
@@ -161,6 +161,10 @@ def run_or_kill(
     *arguments: str, cwd: Path, timeout_s: float = PATIENCE_S, **settings: object
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command that must end by itself; one that does not is killed, and its code is -9."""
+    named = {f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}
+    finished = run_forked(arguments, cwd, named, timeout_s)
+    if finished is not None:
+        return finished
     process = start_cli(*arguments, cwd=cwd, **settings)
     try:
         output, errors = process.communicate(timeout=timeout_s)

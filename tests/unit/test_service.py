@@ -27,7 +27,7 @@ from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
 from timer_service.service import LOOK_AGAIN_S, Service, run_service
 from timer_service.waiting import owned
-from timer_service.workflows.hold_back import MOST_ENTRIES
+from timer_service.workflows import hold_back
 
 POLL_S = 5.0
 
@@ -1070,8 +1070,8 @@ def _of_many_tenants(count: int) -> list[Command]:
 
 
 async def test_a_full_event_stream_is_tried_now_and_then_told_once_and_recovered_from() -> None:
-    rig = Rig(batch_size=2000)
-    await rig.keep(*_of_many_tenants(8000))
+    rig = Rig(batch_size=400)
+    await rig.keep(*_of_many_tenants(1600))
     _refuse_all(rig, Published.STREAM_REFUSED)
 
     with capture_logs() as log:
@@ -1093,9 +1093,13 @@ async def test_a_full_event_stream_is_tried_now_and_then_told_once_and_recovered
     assert {timer.state for timer in rig.store.timers.values()} == {TimerState.REACHED}
 
 
-async def test_more_failing_timers_than_can_be_remembered_make_no_busy_loop_and_no_flood_of_lines() -> None:
-    rig = Rig(batch_size=2000)
-    await rig.keep(*_of_many_tenants(8000))
+async def test_more_failing_timers_than_can_be_remembered_make_no_busy_loop_and_no_flood_of_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most, batch = 500, 200
+    monkeypatch.setattr(hold_back, "MOST_ENTRIES", most)
+    rig = Rig(batch_size=batch)
+    await rig.keep(*_of_many_tenants(800))
     _refuse_all(rig, Published.REJECTED)
 
     with capture_logs() as log:
@@ -1109,7 +1113,7 @@ async def test_more_failing_timers_than_can_be_remembered_make_no_busy_loop_and_
             afterwards = rig.service.health().problems
 
     # Those that are remembered and a batch of others, after each of the longest pauses.
-    assert in_a_minute <= (MOST_ENTRIES + 2000) * 7
+    assert in_a_minute <= (most + batch) * 7
     assert told == {"publish": "more than 5000 timers and tenants cannot be published"}
     assert afterwards == {}
     assert sum(line["event"] == "publish.failed" for line in log) <= 5
