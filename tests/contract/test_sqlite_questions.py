@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,40 @@ async def test_a_long_count_holds_up_no_command_and_counts_it_all_the_same(store
     go_on.set()
 
     assert (await count).pending == 1_001
+    assert (await store.count(at(0))).pending == 1_001
+
+
+async def test_a_count_during_which_a_commit_was_left_in_doubt_is_made_again(
+    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.apply([schedule(f"order-{n}", 60, number=n) for n in range(1_000)], at(0))
+    counting, go_on = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        counting.set()
+        go_on.wait(60)
+        return 0
+
+    execute = store._writer.execute
+
+    async def in_doubt(sql: str, *parameters: Any) -> Any:
+        answer = await execute(sql, *parameters)
+        if sql == "COMMIT":
+            raise sqlite3.OperationalError("database is locked")
+        return answer
+
+    for connection in store._questions._connections:
+        await connection.set_progress_handler(wait, 2_000)
+    count = asyncio.ensure_future(store.count(at(0)))
+    await asyncio.to_thread(counting.wait, 60)
+    with monkeypatch.context() as patched:
+        patched.setattr(store._writer, "execute", in_doubt)
+        with pytest.raises(StoreFailed):
+            await store.apply([schedule("another", 60)], at(0))
+    go_on.set()
+
+    assert (await count).pending == 1_000
+    assert store._pending is None
     assert (await store.count(at(0))).pending == 1_001
 
 

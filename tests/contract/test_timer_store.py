@@ -506,6 +506,20 @@ async def test_under_backlog_a_claim_is_full_also_where_most_tenants_have_little
     }
 
 
+async def test_under_backlog_a_claim_is_full_although_one_tenant_after_the_other_runs_out(
+    store: TimerStore,
+) -> None:
+    sizes = {TenantId(f"tenant-{n}"): size for n, size in enumerate([1, 2, 3, 3, 5, 8, 12, 12])}
+    for tenant_id, size in sizes.items():
+        await keep(store, *backlog(size, tenant=tenant_id))
+    await keep(store, *backlog(60))
+
+    timers, more = await claim(store, limit=60)
+
+    assert Counter(timer.tenant_id for timer in timers) == {**sizes, ACME: 14}
+    assert more is True
+
+
 async def test_under_backlog_each_tenants_oldest_come_first(store: TimerStore) -> None:
     await keep(store, *backlog(50), *backlog(50, tenant=GLOBEX, first_due_s=-500))
 

@@ -1,0 +1,69 @@
+"""Messages that go out in parts: a connection that ends in between is an error, not a silence."""
+
+import asyncio
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+from nats.aio.client import Client
+from nats.errors import ConnectionClosedError
+
+from timer_service.adapters.nats.tolerant_client import PART_BYTES, Outgoing, TolerantClient
+
+
+class Socket:
+    """Takes a part, and may be gone afterwards."""
+
+    def __init__(self, client: TolerantClient, *, lasts: bool = True) -> None:
+        self._client = client
+        self._lasts = lasts
+
+    def put_nowait(self, _: "asyncio.Future[None]") -> None:
+        pass
+
+    async def put(self, taken: "asyncio.Future[None]") -> None:
+        if not self._lasts:
+            self._client._status = Client.CLOSED
+        taken.set_result(None)
+
+
+def new_client(*, lasts: bool = True) -> TolerantClient:
+    client = TolerantClient()
+    client._status = Client.CONNECTED
+    client._max_payload = PART_BYTES
+    client._flush_queue = cast("Any", Socket(client, lasts=lasts))
+    return client
+
+
+HALVES = [Outgoing("a.b", b"x" * (PART_BYTES // 2 + 1))] * 3
+
+
+@pytest.mark.parametrize(("lasts", "parts"), [(True, 3), (False, 1)])
+async def test_nothing_more_is_sent_over_a_connection_that_ended_after_a_part(
+    lasts: bool, parts: int
+) -> None:
+    client = new_client(lasts=lasts)
+
+    with nullcontext() if lasts else pytest.raises(ConnectionClosedError):
+        await client.publish_all(HALVES)
+
+    assert len(client._pending) == parts
+
+
+async def test_over_a_closed_connection_nothing_is_sent() -> None:
+    client = new_client()
+    client._status = Client.CLOSED
+
+    with pytest.raises(ConnectionClosedError):
+        await client.publish_all(HALVES)
+
+    assert client._pending == []
+
+
+async def test_what_is_too_large_is_named_and_the_rest_is_sent() -> None:
+    client = new_client()
+
+    too_large = await client.publish_all([Outgoing("a", b"x" * (PART_BYTES + 1)), Outgoing("a", b"1")])
+
+    assert too_large == [0]
+    assert client._pending == [b"PUB a  1\r\n1\r\n"]
