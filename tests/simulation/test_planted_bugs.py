@@ -41,7 +41,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "sleep without regard to the poll interval": 2,
     "a request is answered before the commit": "calls that meet each other, commands and firings",
     "a request changes a timer that is being fired": "a request between an event and its mark",
-    "two requests for one timer share a transaction": 8,
+    "two requests for one timer share a transaction": 12,
 }
 """Where each bug shows: a seed, or one of the stories. `python -m tests.simulation --catch BUG` finds one.
 
