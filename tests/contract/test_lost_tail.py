@@ -78,6 +78,14 @@ class Site:
             await batch.acknowledge()
         return batch, [command.position for command in batch.commands]
 
+    async def receive_until(self, sequence: int) -> set[Position]:
+        """Receive until this one has come: what was acknowledged just before the end may come again."""
+        found: set[Position] = set()
+        while sequence not in {position.sequence for position in found}:
+            _, positions = await self.receive()
+            found.update(positions)
+        return found
+
     async def apply(self, *commands: Command) -> None:
         await self.store.apply(commands, START)
 
@@ -87,6 +95,12 @@ class Site:
 
     def state(self, name: str) -> TimerState:
         return self.store.timers[ACME, call(name)].state
+
+    async def until_acknowledged(self) -> None:
+        """Wait until the broker has forgotten all that was handled: an acknowledgement is not answered."""
+        async with asyncio.timeout(REAL_LIMIT_S):
+            while await self.left():
+                await asyncio.sleep(0.01)
 
     async def left(self) -> int:
         return int((await self.client.jetstream().stream_info("TIMER_COMMANDS")).state.messages)
@@ -112,11 +126,12 @@ async def keep_going(site: Site) -> None:
     """Apply one command, let the broker remember that much, and apply two more."""
     await site.send("order-1")
     await site.receive()
+    await site.until_acknowledged()
     site.server.keep_data()
     await site.until_connected()
     for name in ("order-2", "order-1"):
-        await site.send(name)
-        await site.receive()
+        await site.receive_until(await site.send(name))
+    await site.until_acknowledged()
 
 
 async def test_a_command_after_the_loss_is_newer_than_all_that_was_applied(site: Site) -> None:
@@ -128,10 +143,10 @@ async def test_a_command_after_the_loss_is_newer_than_all_that_was_applied(site:
             site.server.lose_tail()
             await site.until_noticed()
             sequence = await site.send("order-1", due_s=None)
-            _, positions = await site.receive()
+            positions = await site.receive_until(2)
 
     assert sequence == 2
-    assert positions == [Position(created_us + 1, 2)]
+    assert Position(created_us + 1, 2) in positions
     assert site.state("order-1") is TimerState.CANCELLED
     assert [
         (entry["expected"], entry["found"]) for entry in logs if entry["event"] == "stream.tail_lost"
@@ -145,8 +160,7 @@ async def test_a_loss_while_the_service_was_away_is_noticed_when_it_starts(site:
 
     async with site.connected():
         assert "commands" in site.bus.warnings
-        await site.send("order-1", due_s=None)
-        await site.receive()
+        await site.receive_until(await site.send("order-1", due_s=None))
 
     assert site.state("order-1") is TimerState.CANCELLED
 
@@ -161,14 +175,12 @@ async def test_a_loss_that_new_commands_have_hidden_is_noticed_when_they_are_rea
     for number in range(3, 7):
         await site.send(f"order-{number}")
 
-    found: set[Position] = set()
     async with site.connected():
-        while len(found) < 5:
-            _, positions = await site.receive()
-            found.update(positions)
+        found = await site.receive_until(6)
         assert "commands" in site.bus.warnings
 
-    assert found == {Position(created_us + 1, sequence) for sequence in range(2, 7)}
+    assert found >= {Position(created_us + 1, sequence) for sequence in range(2, 7)}
+    assert {position.sequence for position in found - {Position(created_us, 1)}} == set(range(2, 7))
     assert site.state("order-1") is TimerState.CANCELLED
 
 
@@ -196,6 +208,7 @@ async def test_what_the_broker_has_lost_is_not_acknowledged_in_the_place_of_what
     async with site.connected():
         await site.send("order-1")
         await site.receive()
+        await site.until_acknowledged()
         site.server.keep_data()
         await site.until_connected()
         await site.send("order-2")
@@ -210,9 +223,7 @@ async def test_what_the_broker_has_lost_is_not_acknowledged_in_the_place_of_what
         assert await site.left() == 1
 
         await new.acknowledge()
-        async with asyncio.timeout(REAL_LIMIT_S):
-            while await site.left():
-                await asyncio.sleep(0.01)
+        await site.until_acknowledged()
 
 
 async def test_a_request_after_the_loss_counts_as_newer_than_all_that_was_applied(site: Site) -> None:
@@ -237,10 +248,10 @@ async def test_a_broker_that_lost_nothing_is_not_suspected(site: Site) -> None:
         site.server.kill()
         site.server.start()
         await site.send("order-1", due_s=None)
-        _, positions = await site.receive()
+        positions = await site.receive_until(4)
 
         assert site.bus.warnings == {}
-    assert positions == [Position(created_us, 4)]
+    assert {position.stream_created_us for position in positions} == {created_us}
 
 
 async def test_what_was_lost_is_told_for_a_day(site: Site) -> None:
