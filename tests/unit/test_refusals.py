@@ -34,6 +34,22 @@ async def test_what_is_told_together_goes_out_in_one_piece() -> None:
     }
 
 
+async def test_what_comes_in_while_errors_gather_goes_out_with_them() -> None:
+    refusals, client = Refusals(), FakeClient()
+    sender = asyncio.ensure_future(refusals.keep_sending(lambda: cast("TolerantClient", client)))
+
+    await asyncio.sleep(0)
+    refusals.tell("_INBOX.0", {})
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        refusals.tell(f"_INBOX.{number}", {})
+    while not client.sent:
+        await asyncio.sleep(0)
+    sender.cancel()
+
+    assert [len(piece) for piece in client.sent] == [3]
+
+
 async def test_beyond_all_bounds_they_are_dropped() -> None:
     refusals, client = Refusals(), FakeClient()
 

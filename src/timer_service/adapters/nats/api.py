@@ -147,11 +147,11 @@ class TimerApi:
         """Let a request wait for its turn, or refuse it; at once, because nothing else is read meanwhile."""
         if self._stopping:
             return self._refuse(endpoint, reply, "503", refusals.STOPPING)
-        started_ns = time.perf_counter_ns()
+        now_s, started_ns = _now_s(), time.perf_counter_ns()
         try:
             tenant_id = _tenant(request.subject) if endpoint.of_tenants else _OPERATOR
-            if wait_s := self._calls.rate_limit.wait_s(tenant_id, _now_s()):
-                return self._limit(endpoint, reply, tenant_id, wait_s)
+            if wait_s := self._calls.rate_limit.wait_s(tenant_id, now_s):
+                return self._limit(endpoint, reply, tenant_id, now_s, wait_s)
             asked = Asked(
                 tenant_id,
                 wire.read_call(endpoint.request, request.data),
@@ -163,14 +163,16 @@ class TimerApi:
             return self._refuse(endpoint, reply, "400", refusal.detail)
         room = self._turns.offer(tenant_id, _Waiting(endpoint, asked, reply, started_ns))
         if room is Room.TENANT_FULL:
-            return self._limit(endpoint, reply, tenant_id, FULL_RETRY_S)
+            return self._limit(endpoint, reply, tenant_id, now_s, FULL_RETRY_S)
         if room is Room.FULL:
             return self._refuse(endpoint, reply, "503", refusals.BUSY, FULL_RETRY_S)
-        self._notes.allowed(_now_s(), tenant_id)
+        self._notes.allowed(now_s, tenant_id)
         return self._take_turns()
 
-    def _limit(self, endpoint: _Endpoint, reply: str, tenant_id: TenantId, wait_s: float) -> None:
-        self._notes.limited(_now_s(), tenant_id, endpoint.name)
+    def _limit(
+        self, endpoint: _Endpoint, reply: str, tenant_id: TenantId, now_s: float, wait_s: float
+    ) -> None:
+        self._notes.limited(now_s, tenant_id, endpoint.name)
         self._refuse(endpoint, reply, "429", refusals.TOO_MANY, wait_s)
 
     def _refuse(

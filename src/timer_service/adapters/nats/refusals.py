@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from nats.errors import Error as NatsError
@@ -13,6 +14,8 @@ from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 
 RETRY_HEADER: Final = "Retry-After"
 MAX_UNSENT: Final = 10_000
+GATHER_S: Final = 0.005
+"""So long errors gather: a flood is answered in 200 pieces a second at most, whatever its rate."""
 
 TOO_MANY: Final = "too many requests of this tenant: try again after the seconds in Retry-After"
 BUSY: Final = "try again: the service has too many requests in hand"
@@ -21,11 +24,16 @@ STOPPING: Final = "try again: the service is stopping"
 
 def error_headers(code: str, text: str, retry_after_s: float = 0.0) -> dict[str, str]:
     """Return the headers of an error, as every NATS micro service sends them."""
+    return _headers(code, text, math.ceil(retry_after_s))
+
+
+@lru_cache(maxsize=64)  # A flood is told the same again and again.
+def _headers(code: str, text: str, retry_after_s: int) -> dict[str, str]:
     # Neither line break nor what is not ASCII: a header has no escape for either.
     printable = text.encode("ascii", "backslashreplace").decode().replace("\r", " ").replace("\n", " ")
     headers = {ERROR_CODE_HEADER: code, ERROR_HEADER: printable}
     if retry_after_s:
-        headers[RETRY_HEADER] = str(max(1, math.ceil(retry_after_s)))
+        headers[RETRY_HEADER] = str(retry_after_s)
     return headers
 
 
@@ -46,6 +54,7 @@ class Refusals:
         """Send whatever comes in, until cancelled."""
         while True:
             await self._arrived.wait()
+            await asyncio.sleep(GATHER_S)
             await self.flush(client())
 
     async def flush(self, client: TolerantClient | None) -> None:
