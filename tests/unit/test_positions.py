@@ -105,4 +105,16 @@ def test_an_answer_that_is_an_error_is_raised_with_what_it_says() -> None:
 
 
 def test_nothing_is_current_before_the_stream_was_looked_at() -> None:
-    assert not new_positions().is_current(Position(CREATED_US, 1, 100))
+    assert not new_positions().is_current(0)
+
+
+async def test_what_was_delivered_before_a_loss_is_not_current_even_if_it_was_stored_before_it() -> None:
+    positions = new_positions()
+    await positions.learn(told(StreamEnd(CREATED_US, 5, 500)))
+    before = positions.epoch
+    positions.of(Delivery(5, 1, 500))
+
+    await positions.learn(told(StreamEnd(CREATED_US, 4, 700)))
+
+    assert not positions.is_current(before)
+    assert positions.is_current(positions.epoch)

@@ -304,7 +304,8 @@ class NatsEventBus:
         if position is None:
             self.positions.set_aside(message.reply)
         else:
-            self._buffer.put(read_incoming(self._subjects, message, position, delivery.times_delivered))
+            times, epoch = delivery.times_delivered, self.positions.epoch
+            self._buffer.put(read_incoming(self._subjects, message, position, times, epoch))
 
     async def _ensure_streams(self, jetstream: JetStreamContext) -> None:
         options = self._options
@@ -373,8 +374,8 @@ class NatsEventBus:
         client = self._client
         if client is None:
             return
-        # Where the stream began again the same sequence is another message: leave that one alone.
-        known = [pair for pair in replies if self.positions.is_current(pair[0].position)]
+        # Since a stream began again or lost something, a sequence may be another message's: leave it alone.
+        known = [pair for pair in replies if self.positions.is_current(pair[0].epoch)]
         self._handled_sequence = max([self._handled_sequence, *(m.position.sequence for m, _ in known)])
         with suppress(NatsError, OSError, TimeoutError):
             outgoing = [Outgoing(incoming.reply, word) for incoming, word in known]

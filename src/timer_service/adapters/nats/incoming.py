@@ -24,9 +24,13 @@ class Incoming(NamedTuple):
     refusal: Refusal | None = None
     body: bytes = b""
     """Kept only of what is refused."""
+    epoch: int = 0
+    """The newest epoch of the stream when it was delivered."""
 
 
-def read_incoming(subjects: codec.Subjects, message: Msg, position: Position, times: int) -> Incoming:
+def read_incoming(
+    subjects: codec.Subjects, message: Msg, position: Position, times: int, epoch: int
+) -> Incoming:
     """Read a delivered message, or find out why it cannot be read."""
     try:
         command = codec.decode_command(subjects, message.subject, message.data, position, message.headers)
@@ -35,8 +39,8 @@ def read_incoming(subjects: codec.Subjects, message: Msg, position: Position, ti
         refusal = Refusal(error.reason, error.detail, message.subject, position.sequence)
         # One byte more than a letter holds, so that it shows as cut.
         body = message.data[: codec.MAX_LETTER_BODY_BYTES + 1]
-        return Incoming(message.reply, position, times, None, refusal, body)
-    return Incoming(message.reply, position, times, command)
+        return Incoming(message.reply, position, times, None, refusal, body, epoch)
+    return Incoming(message.reply, position, times, command, epoch=epoch)
 
 
 class Buffer:

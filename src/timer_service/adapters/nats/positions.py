@@ -151,8 +151,15 @@ class CommandPositions:
                 max(position.stored_us, seen.stored_us),
             )
 
-    def is_current(self, position: Position) -> bool:
-        """Return whether the stream still holds this very message under its sequence."""
-        return bool(self._epochs) and position.stream_created_us == epoch_of(
-            self._epochs, position.sequence, position.stored_us
-        )
+    @property
+    def epoch(self) -> int:
+        """The newest epoch of the stream that is in use; 0 before it was looked at."""
+        return self._epochs[-1].number if self._epochs else 0
+
+    def is_current(self, epoch: int) -> bool:
+        """Return whether the stream still holds under its sequence what was delivered in an epoch.
+
+        What was delivered before a loss may be lost, and its sequence another message's. If it is not, it
+        comes again.
+        """
+        return bool(self._epochs) and epoch == self.epoch
