@@ -14,6 +14,7 @@ from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull, Timer
 
 BUSY_TIMEOUT_MS: Final = 5_000
 OPENING_TURN_MS: Final = 100
+OPENING_PAUSE_S: Final = 0.02
 CACHE_KIB: Final = 16_384
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 CHECKPOINT_PAGES: Final = 8_000
@@ -90,6 +91,8 @@ async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str, *,
             is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
             if not is_busy or asyncio.get_running_loop().time() >= deadline:
                 raise
+            # SQLite does not wait by itself for everything: not to change the journal mode, for example.
+            await asyncio.sleep(OPENING_PAUSE_S)
         else:
             break
     await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
