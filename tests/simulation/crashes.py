@@ -89,6 +89,13 @@ STORIES: dict[str, Plan] = {
             _call(0.3, "cancel", "globex", "order-1"),
         ],
     ),
+    "two requests for one timer at once": _plan(
+        callings=[
+            _call(0.2, "schedule", "acme", "order-1", 5.0),
+            _call(0.2, "cancel", "acme", "order-1"),
+            _call(0.2, "schedule", "acme", "order-1", 0.4),
+        ],
+    ),
     "more calls than are worked on at once": _plan(
         callings=[_call(0.2, "get", "acme", "order-1") for _ in range(70)],
         ends_at=0.22,
@@ -111,6 +118,12 @@ STORIES: dict[str, Plan] = {
             Fault(0.45, "read busy", 0.1, size=0.6),
         ],
     ),
+    "a start while the file is busy": _plan(
+        _schedule(0.2, "acme", "order-1", 0.25, 1),
+        faults=[Fault(0.0, "busy", 0.1, size=1.0)],
+        crash_from_s=0.0,
+        ends_at=0.3,
+    ),
     "a disk that fails": _plan(
         _schedule(0.2, "acme", "order-1", 0.25, 1),
         callings=[_call(0.24, "schedule", "acme", "order-2", 0.3)],
@@ -120,8 +133,9 @@ STORIES: dict[str, Plan] = {
         _schedule(0.15, "acme", "order-1", 0.2, 1),
         _schedule(0.17, "globex", "order-1", 0.62, 2),
         callings=[_call(0.3, "schedule", "acme", "order-3", 0.5)],
-        faults=[Fault(0.2, "outage", 0.3), Fault(0.52, "jetstream away", 0.1)],
-        ends_at=0.8,
+        # Its streams come back later than it does, whenever the service connects again.
+        faults=[Fault(0.2, "outage", 0.3), Fault(0.45, "jetstream away", 0.4)],
+        ends_at=1.0,
     ),
     "a broker that loses streams, consumer and permissions": _plan(
         _schedule(0.15, "acme", "order-1", 0.21, 1),

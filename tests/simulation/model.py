@@ -7,7 +7,7 @@ the database after each commit. Every change of a row has to be explained by sec
 import json
 from base64 import b64decode
 from bisect import insort
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -169,7 +169,7 @@ class Model:
         self._newest: Position = (0, 0)
         self._forbidden_at: dict[str, float] = {}
         self._last_sent = ("", 0)
-        self._asked_for_at_once: Counter[tuple[int, int]] = Counter()
+        self._asked_for_at_once: dict[tuple[int, int], set[float]] = defaultdict(set)
         self._forgiven: set[Position] = set()
         """Messages that somebody deleted together with their stream."""
 
@@ -234,8 +234,10 @@ class Model:
 
     def asked_for_at_once(self, life: int, sequence: int) -> None:
         """Check that no message goes back and forth without a pause."""
-        self._asked_for_at_once[life, sequence] += 1
-        if self._asked_for_at_once[life, sequence] > MOST_ASKED_FOR_AT_ONCE:
+        # A stop gives back all that it has in hand, where one message may have been delivered many times.
+        moments = self._asked_for_at_once[life, sequence]
+        moments.add(self.around.now())
+        if len(moments) > MOST_ASKED_FOR_AT_ONCE:
             self._violated("I7", f"{sequence} is asked for again and again without a pause")
 
     def _is_kept(self, wish: Wish, position: Position) -> bool:

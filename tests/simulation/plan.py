@@ -31,6 +31,7 @@ LOG_PATIENCE_S = 0.5
 """So long a batch waits for those who ask, where the log is emptied."""
 RESTARTS = frozenset({"crash", "absence", "stop", "step", "drift", *HARMLESS})
 """Faults that leave broker and disk alone."""
+LETTERS_DELAYED_S = 60.0
 RECOVERED_AFTER_S = 25.0
 """After a fault a timer may be late for so long."""
 
@@ -140,6 +141,9 @@ class Plan:
     def _recovered_at(self, fault: Fault) -> float:
         # A clock that was stepped stays wrong to the end.
         over_at = self.ends_at if fault.kind == "step" else fault.at + fault.lasts
+        if fault.kind.startswith("letters"):
+            # A refused message comes again a minute later at the latest; until then its tenant waits for it.
+            return over_at + LETTERS_DELAYED_S + self.catch_up_s
         return over_at + RECOVERED_AFTER_S
 
 

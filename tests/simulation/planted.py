@@ -144,6 +144,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a message that outlived the loss counts as new": lambda: replaced(
         positions, "epoch_of", lambda epochs, *_: epochs[-1].number
     ),
+    "what the broker has lost is acknowledged": lambda: replaced(
+        positions.CommandPositions, "is_current", lambda self, epoch: True
+    ),
     "missing tenant filter on mark": lambda: sql(
         "_MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''"
     ),
