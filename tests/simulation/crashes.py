@@ -96,6 +96,18 @@ STORIES: dict[str, Plan] = {
             _call(0.2, "schedule", "acme", "order-1", 0.4),
         ],
     ),
+    "due timers in the hands of requests": _plan(
+        *(_schedule(2.5, "acme", f"order-{number}", 3.0, number) for number in (1, 2, 3)),
+        callings=[
+            _call(2.85 + turn / 25, "schedule", "acme", f"order-{number}", 3.5)
+            for turn in range(4)
+            for number in (1, 2)
+        ],
+        batch_size=1,
+        disk_latency_s=0.03,
+        ends_at=3.3,
+        crash_from_s=2.95,
+    ),
     "more calls than are worked on at once": _plan(
         callings=[_call(0.2, "get", "acme", "order-1") for _ in range(70)],
         ends_at=0.22,
