@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.beside import measure_answers, measure_purge
+from bench.beside import measure_answers
 from bench.harness import NotMeasured
 from bench.limits import Limits
 from bench.neighbours import measure_neighbours
@@ -60,7 +60,6 @@ PARTS: Final[dict[str, Measure]] = {
     "fairness": measure_fairness,
     "neighbours": measure_neighbours,
     "answers": measure_answers,
-    "purge": measure_purge,
     "postgres": measure_postgres,
     "peers": measure_peers,
 }
