@@ -36,7 +36,8 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
         metrics.follow("timer_stream_tail_lost", lambda: bus.positions.warning is not None)
         service = Service(
             store=store,
-            bus=bus,
+            source=bus,
+            sink=bus,
             clock=clock,
             chance=chance,
             poll_interval_s=settings.polling_interval / 1000,
@@ -50,7 +51,7 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
         )
         calls = Calls(
             store=store,
-            bus=bus,
+            source=bus,
             clock=clock,
             metrics=metrics,
             wake_for=service.wake_for,

@@ -18,7 +18,7 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import Timer
 from timer_service.observability import Metrics
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import EventBus
+from timer_service.ports.command_source import CommandSource
 from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import StoreCounts, TimerQuery, TimerStore
 from timer_service.workflows.answer_requests import RequestDesk
@@ -34,7 +34,7 @@ class Calls:
         self,
         *,
         store: TimerStore,
-        bus: EventBus,
+        source: CommandSource,
         clock: Clock,
         metrics: Metrics,
         wake_for: Callable[[datetime], None],
@@ -47,14 +47,13 @@ class Calls:
         self.instance = instance
         self.rate_limit = rate_limit
         self._store = store
-        self._bus = bus
         self._clock = clock
         self._metrics = metrics
         self._wake_for = wake_for
         self._facts = facts
         self._counted = counted
         self._accept_clock_step = accept_clock_step
-        self._desk = RequestDesk(store=store, bus=bus, clock=clock)
+        self._desk = RequestDesk(store=store, source=source, clock=clock)
         self.called = metrics.called
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:

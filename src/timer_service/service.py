@@ -12,7 +12,8 @@ import structlog
 from timer_service.domain.errors import BusUnavailable, TransientError
 from timer_service.observability import Metrics
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import CommandBatch, EventBus
+from timer_service.ports.command_source import CommandBatch, CommandSource
+from timer_service.ports.event_sink import EventSink
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import StoreCounts, TimerStore
 from timer_service.waiting import Over, first_done, owned, unless
@@ -54,7 +55,8 @@ class Service:
         self,
         *,
         store: TimerStore,
-        bus: EventBus,
+        source: CommandSource,
+        sink: EventSink,
         clock: Clock,
         chance: Callable[[], float],
         poll_interval_s: float,
@@ -68,7 +70,8 @@ class Service:
         warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._store = store
-        self._bus = bus
+        self._source = source
+        self._sink = sink
         self._clock = clock
         self._chance = chance
         self._poll_interval_s = poll_interval_s
@@ -109,7 +112,11 @@ class Service:
         # Not by the wall clock: a step of it is no silence.
         silent_s = self._elapsed_s() - self._polled_s
         store_problem = next(iter(self._store_problems.values()), None)
-        problems = {"broker": self._bus.problem, "store": store_problem, "publish": self._hold_back.problem}
+        problems = {
+            "broker": self._broker_problem(),
+            "store": store_problem,
+            "publish": self._hold_back.problem,
+        }
         problems |= self._other_problems()
         if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
             problems["disk"] = f"only {self._free_bytes} bytes are free"
@@ -139,7 +146,7 @@ class Service:
         if self._stopping.is_set():
             return None
         try:
-            return await unless(self._stopping, self._bus.receive())
+            return await unless(self._stopping, self._source.receive())
         except Over:
             return None
 
@@ -201,7 +208,8 @@ class Service:
         started = time.perf_counter()
         report = await fire_due_timers(
             store=self._store,
-            bus=self._bus,
+            source=self._source,
+            sink=self._sink,
             clock=self._clock,
             limit=limit,
             hold_back=self._hold_back,
@@ -253,7 +261,7 @@ class Service:
         """Bring the gauges up to date; whoever is about to look at them asks for it."""
         self._metrics.health(
             polled_at=self._polled_at.timestamp(),
-            broker=self._bus.problem is None,
+            broker=self._broker_problem() is None,
             store=not self._store_problems,
         )
         with suppress(TransientError):
@@ -266,6 +274,9 @@ class Service:
     def note_counts(self, counts: StoreCounts) -> None:
         """Learn how much space is left, whoever asked for it."""
         self._free_bytes = counts.free_bytes
+
+    def _broker_problem(self) -> str | None:
+        return self._source.problem or self._sink.problem
 
     def _note_poll(self) -> None:
         self._polled_at, self._polled_s = self._clock.now(), self._elapsed_s()
@@ -300,7 +311,7 @@ class Service:
             seconds = min(seconds * 2, LONGEST_BACKOFF_S)
 
     def _note_store_error(self, operation: str, error: TransientError) -> None:
-        # The bus tells of its own outages.
+        # The broker's adapter tells of its own outages.
         if isinstance(error, BusUnavailable):
             return
         if not self._store_problems:

@@ -21,7 +21,8 @@ from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import EPOCH
-from timer_service.ports.event_bus import EventBus
+from timer_service.ports.command_source import CommandSource
+from timer_service.ports.event_sink import EventSink
 
 BATCH_SIZE = 10
 
@@ -35,11 +36,15 @@ class Stored:
     body: dict[str, Any]
 
 
+class Bus(CommandSource, EventSink, Protocol):
+    """Both sides of a broker."""
+
+
 class Line(Protocol):
     """A bus, and its broker as others see it."""
 
     @property
-    def bus(self) -> EventBus: ...
+    def bus(self) -> Bus: ...
 
     @property
     def prefix(self) -> str: ...

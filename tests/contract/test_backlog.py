@@ -1,4 +1,4 @@
-"""What every bus tells about the commands that wait; ports/event_bus.py says it in words."""
+"""What every bus tells about the commands that wait; ports/command_source.py says it in words."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
-from timer_service.ports.event_bus import Backlog, CommandBatch
+from timer_service.ports.command_source import Backlog, CommandBatch
 
 
 async def send(line: Line, tenant: str, kind: str = "ScheduleTimer") -> int:

@@ -1,4 +1,4 @@
-"""What every event bus promises; ports/event_bus.py says it in words."""
+"""What every event bus promises; ports/command_source.py and event_sink.py say it in words."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,8 @@ from timer_service.domain.messages import (
     Position,
     ScheduleTimer,
 )
-from timer_service.ports.event_bus import CommandBatch, Published, PublishResult, Refusal
+from timer_service.ports.command_source import CommandBatch, Refusal
+from timer_service.ports.event_sink import Published, PublishResult
 
 CONFIRMED = PublishResult(Published.CONFIRMED)
 

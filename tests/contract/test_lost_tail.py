@@ -19,7 +19,7 @@ from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import TimerState
-from timer_service.ports.event_bus import CommandBatch
+from timer_service.ports.command_source import CommandBatch
 
 
 class Site:

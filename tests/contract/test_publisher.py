@@ -14,7 +14,7 @@ from timer_service.adapters.nats import publisher as publisher_module
 from timer_service.adapters.nats.connecting import close
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.tolerant_client import PART_BYTES, Outgoing, TolerantClient
-from timer_service.ports.event_bus import Published
+from timer_service.ports.event_sink import Published
 
 MOST_S = 60.0
 """Against hanging only: the limit of a publication is shorter by far."""

@@ -15,7 +15,7 @@ from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.cli.main import _duration, _moment
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, DueTimeReached, Position, ScheduleTimer, firing_id
-from timer_service.ports.event_bus import Refusal
+from timer_service.ports.command_source import Refusal
 
 SUBJECTS = codec.Subjects("timer")
 SUBJECT = "timer.commands.acme.ScheduleTimer"

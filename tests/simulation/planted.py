@@ -98,11 +98,11 @@ PLANTED: dict[str, Callable[[], Change]] = {
             fire_due_timers,
             "fire_due_timers",
             (
-                "        results = await bus.publish(events) if events else []\n",
+                "        results = await sink.publish(events) if events else []\n",
                 """\
         if events:
             await claim.mark_reached(events)
-        results = await bus.publish(events) if events else []
+        results = await sink.publish(events) if events else []
 """,
             ),
         ),

@@ -54,7 +54,7 @@ class Office:
         self.clock = ManualClock()
         self.store = GroupingStore()
         self.bus = CountingBus(self.clock, Subjects("timer"), stream_created_us=2)
-        self.desk = RequestDesk(store=self.store, bus=self.bus, clock=self.clock)
+        self.desk = RequestDesk(store=self.store, source=self.bus, clock=self.clock)
 
     async def answer(self, command: Command) -> CallAnswer:
         return await self.desk.answer(request(command))

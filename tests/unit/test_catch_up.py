@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from tests.support.timers import ACME, GLOBEX, at, call
 from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import DueTimer
-from timer_service.ports.event_bus import Backlog
+from timer_service.ports.command_source import Backlog
 from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.catch_up import (
     FIRST_PAUSE,

@@ -21,7 +21,7 @@ from timer_service.adapters.codec import (
 )
 from timer_service.domain.errors import CommandRefused, RefusalReason
 from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, TenantId, Trace
-from timer_service.ports.event_bus import Refusal
+from timer_service.ports.command_source import Refusal
 
 SUBJECTS = Subjects("timer")
 PLACE = Position(1, 7)

@@ -15,7 +15,7 @@ from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
 from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import TimerState
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
@@ -43,7 +43,8 @@ class Desk:
     async def fire(self, limit: int = 100, retry: Retry = no_retry) -> FireReport:
         return await fire_due_timers(
             store=self.store,
-            bus=self.bus,
+            source=self.bus,
+            sink=self.bus,
             clock=self.clock,
             limit=limit,
             hold_back=self.hold_back,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.timers import ACME, GLOBEX, at, call, reached
 from timer_service.domain.messages import DueTimeReached, TenantId
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.workflows.hold_back import (
     LONGEST_PAUSE,

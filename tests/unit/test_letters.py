@@ -16,7 +16,8 @@ from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.messages import Position
-from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.command_source import Refusal
+from timer_service.ports.event_sink import Published, PublishResult
 
 CONFIRMED = PublishResult(Published.CONFIRMED)
 FULL = PublishResult(Published.STREAM_REFUSED, "maximum bytes exceeded")

@@ -11,7 +11,7 @@ from tests.support.timers import ACME, GLOBEX, at, reached
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.timer import Outcome
 from timer_service.log_summary import LogSummary
-from timer_service.ports.event_bus import Refusal
+from timer_service.ports.command_source import Refusal
 from timer_service.work_log import WorkLog
 from timer_service.workflows.catch_up import CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport

@@ -8,7 +8,7 @@ from tests.support.nats_client import FakeClient
 from timer_service.adapters.nats import publisher as publisher_module
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.tolerant_client import Outgoing
-from timer_service.ports.event_bus import Published
+from timer_service.ports.event_sink import Published
 
 EVENTS = [Outgoing("timer.events.acme.X", b"1"), Outgoing("timer.events.globex.X", b"2")]
 STORED = b'{"stream":"TIMER_EVENTS","seq":1}'

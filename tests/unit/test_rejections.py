@@ -3,7 +3,7 @@
 import pytest
 
 from timer_service.adapters.nats.rejections import NO_STREAM, blame_the_stream, rejection
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 
 CONFIRMED = PublishResult(Published.CONFIRMED)
 

@@ -14,7 +14,7 @@ from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import RefusalReason, StoreBusy, StoreFailed
 from timer_service.domain.timer import Outcome, TimerState
-from timer_service.ports.event_bus import Refusal
+from timer_service.ports.command_source import Refusal
 from timer_service.workflows.schedule_timers import ScheduleReport, schedule_timers
 
 T = TypeVar("T")

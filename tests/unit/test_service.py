@@ -22,7 +22,7 @@ from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.observability import Metrics
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
 from timer_service.service import LOOK_AGAIN_S, Service, run_service
@@ -56,7 +56,8 @@ class Rig:
         self.metrics = Metrics()
         self.service = Service(
             store=self.store,
-            bus=self.bus,
+            source=self.bus,
+            sink=self.bus,
             clock=self.clock,
             chance=lambda: chance,
             poll_interval_s=POLL_S,
@@ -1034,7 +1035,7 @@ async def test_the_status_names_a_full_disk_also_where_nobody_asked_over_http() 
     rig = Rig(store=_FullDisk())
     requests = Calls(
         store=rig.store,
-        bus=rig.bus,
+        source=rig.bus,
         clock=rig.clock,
         metrics=Metrics(),
         wake_for=rig.service.wake_for,

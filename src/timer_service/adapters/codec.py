@@ -24,7 +24,7 @@ from timer_service.domain.messages import (
     epoch_ms,
 )
 from timer_service.domain.timer import Timer
-from timer_service.ports.event_bus import Refusal
+from timer_service.ports.command_source import Refusal
 
 UNKNOWN_TENANT: Final = "_"
 MAX_LETTER_BODY_BYTES: Final = wire.MAX_COMMAND_BYTES

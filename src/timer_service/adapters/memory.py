@@ -22,7 +22,8 @@ from timer_service.domain.messages import (
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import Backlog, Published, PublishResult, Refusal
+from timer_service.ports.command_source import Backlog, Refusal
+from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
     Applied,

@@ -9,7 +9,7 @@ from timer_service.domain.errors import CriticalError, TimerFiring, TimerOvertak
 from timer_service.domain.messages import Command
 from timer_service.domain.timer import Outcome
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import EventBus
+from timer_service.ports.command_source import CommandSource
 from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import Applied, TimerKey, TimerStore
 
@@ -32,9 +32,9 @@ class _Waiting:
 class RequestDesk:
     """Answers requests; while one group is in the store, the next one gathers."""
 
-    def __init__(self, *, store: TimerStore, bus: EventBus, clock: Clock) -> None:
+    def __init__(self, *, store: TimerStore, source: CommandSource, clock: Clock) -> None:
         self._store = store
-        self._bus = bus
+        self._source = source
         self._clock = clock
         self._waiting: list[_Waiting] = []
         self._turn = asyncio.Lock()
@@ -85,7 +85,7 @@ class RequestDesk:
     async def _work(self, group: Sequence[_Waiting]) -> None:
         results: Sequence[Applied | Exception]
         try:
-            position = await self._bus.last_position()
+            position = await self._source.last_position()
             requests = [replace(waiting.request, position=position) for waiting in group]
             results = await self._store.answer(requests, self._clock.now())
         except (TransientError, CriticalError) as error:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import DueTimer
-from timer_service.ports.event_bus import Backlog
+from timer_service.ports.command_source import Backlog
 from timer_service.ports.timer_store import HeldBack
 
 FIRST_PAUSE = timedelta(milliseconds=2)

@@ -6,7 +6,8 @@ from datetime import datetime
 
 from timer_service.domain.messages import DueTimeReached
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import EventBus, Published, PublishResult
+from timer_service.ports.command_source import CommandSource
+from timer_service.ports.event_sink import EventSink, Published, PublishResult
 from timer_service.ports.timer_store import TimerStore
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
@@ -35,7 +36,8 @@ class FireReport:
 async def fire_due_timers(
     *,
     store: TimerStore,
-    bus: EventBus,
+    source: CommandSource,
+    sink: EventSink,
     clock: Clock,
     limit: int,
     hold_back: HoldBack,
@@ -48,11 +50,11 @@ async def fire_due_timers(
         return _nothing_before(paused_until, now)
     # Ask after the clock was read and before the store is: what the broker had stored by now is either told
     # as waiting or applied, by whichever instance. In any other order a command could be missed.
-    waits = await _who_waits(bus, catch_up, now)
+    waits = await _who_waits(source, catch_up, now)
     async with store.claim_due(now, hold_back.at_once(limit), waits.passed_over(hold_back.at(now))) as claim:
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
         events = [timer.reached(now) for timer in claim.timers if waits.lets(timer)]
-        results = await bus.publish(events) if events else []
+        results = await sink.publish(events) if events else []
         confirmed_at = clock.now()
         confirmed = [e for e, r in _pairs(events, results) if r.outcome is Published.CONFIRMED]
         # Publish before marking: a crash in between repeats the event under the same id. The other order
@@ -89,8 +91,8 @@ def _nothing_before(moment: datetime, now: datetime) -> FireReport:
     )
 
 
-async def _who_waits(bus: EventBus, catch_up: CatchUp, now: datetime) -> Waits:
-    return Waits(now) if catch_up.is_off else catch_up.judge(await bus.backlog(catch_up.asks()), now)
+async def _who_waits(source: CommandSource, catch_up: CatchUp, now: datetime) -> Waits:
+    return Waits(now) if catch_up.is_off else catch_up.judge(await source.backlog(catch_up.asks()), now)
 
 
 def _pairs(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from timer_service.domain.messages import DueTimeReached, TenantId
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import HeldBack, TimerKey
 
 FIRST_PAUSE = timedelta(milliseconds=500)

@@ -8,7 +8,7 @@ from datetime import datetime
 from timer_service.domain.messages import ScheduleTimer
 from timer_service.domain.timer import Outcome
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import CommandBatch, Refusal
+from timer_service.ports.command_source import CommandBatch, Refusal
 from timer_service.ports.timer_store import TimerStore
 from timer_service.workflows.retry import Retry
 

@@ -15,7 +15,7 @@ from timer_service.adapters.codec import Subjects
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
-from timer_service.ports.event_bus import Backlog
+from timer_service.ports.command_source import Backlog
 
 ANSWER_TIMEOUT_S: Final = 5.0
 NO_MESSAGE_FOUND: Final = 10037

@@ -35,7 +35,8 @@ from timer_service.addresses import without_credentials
 from timer_service.domain.errors import BusUnavailable, TransientError
 from timer_service.domain.messages import DueTimeReached, Position, TenantId
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import Backlog, PublishResult, Refusal
+from timer_service.ports.command_source import Backlog, Refusal
+from timer_service.ports.event_sink import PublishResult
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_calls import TimerCalls
 from timer_service.waiting import Over, unless

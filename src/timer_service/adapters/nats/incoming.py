@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from timer_service.adapters import codec
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, Position
-from timer_service.ports.event_bus import Refusal
+from timer_service.ports.command_source import Refusal
 
 MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
 

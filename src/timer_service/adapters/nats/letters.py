@@ -20,7 +20,8 @@ from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.domain.messages import Position
 from timer_service.ports.clock import Clock
-from timer_service.ports.event_bus import Published, PublishResult, Refusal
+from timer_service.ports.command_source import Refusal
+from timer_service.ports.event_sink import Published, PublishResult
 
 MAX_QUEUED: Final = 1_000
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024

@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 
 from timer_service.adapters.nats.rejections import NO_STREAM, blame_the_stream, rejection
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
 LOOK_ALIKE_GRACE_S: Final = 0.1

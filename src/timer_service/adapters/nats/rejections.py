@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from timer_service.ports.event_bus import Published, PublishResult
+from timer_service.ports.event_sink import Published, PublishResult
 
 NO_STREAM: Final = PublishResult(Published.REJECTED, "no stream takes this subject")
 

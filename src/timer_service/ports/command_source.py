@@ -1,35 +1,11 @@
-"""The message bus, as the core sees it."""
+"""Where commands come from, as the core sees it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Protocol
 
 from timer_service.domain.errors import RefusalReason
-from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
-
-
-class Published(Enum):
-    """What became of one publication."""
-
-    CONFIRMED = auto()
-    """The broker has it."""
-    REJECTED = auto()
-    """The broker answered that it will not take this one."""
-    STREAM_REFUSED = auto()
-    """The stream takes nothing at present, whoever it is from: it is full, gone or without resources."""
-    UNANSWERED = auto()
-    """No answer in time: the broker may or may not have it."""
-    DISCONNECTED = auto()
-    """The connection was lost: the broker may or may not have it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishResult:
-    """What became of one publication, and why."""
-
-    outcome: Published
-    detail: str = ""
+from timer_service.domain.messages import Command, Position, TenantId
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +23,7 @@ class Backlog:
     """Which commands wait at one moment: stored by the broker and not yet acknowledged by any instance."""
 
     stream: str
-    """Names the stream; another name once it was made anew, with sequences that mean something else."""
+    """Names the stream; another name once it was made again, with sequences that mean something else."""
     first_sequence: int
     """Nothing older waits."""
     last_sequence: int
@@ -60,7 +36,7 @@ class Backlog:
     """Of tenants that were asked about: the sequence of the oldest command that waits; None without any."""
 
     def concerns(self, tenant_id: TenantId) -> bool:
-        """Tell whether a tenant may have commands waiting."""
+        """Return whether a tenant may have commands waiting."""
         return self.tenants is None or tenant_id in self.tenants
 
 
@@ -90,12 +66,12 @@ class CommandBatch(Protocol):
         ...
 
 
-class EventBus(Protocol):
-    """Commands in, events out."""
+class CommandSource(Protocol):
+    """Commands in."""
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be sent or received now; None where all is well."""
+        """Why no command can be received now; None where all is well."""
         ...
 
     async def last_position(self) -> Position:
@@ -115,12 +91,5 @@ class EventBus(Protocol):
         """Wait for messages and return those at hand, at least one.
 
         Cancelling it loses nothing.
-        """
-        ...
-
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
-        """Publish events, each under its own id, and tell what became of each, in the same order.
-
-        Publishing an event again is harmless: its id is the same. Raises BusUnavailable with nothing sent.
         """
         ...
