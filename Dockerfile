@@ -15,8 +15,9 @@ ENV PIP_CONSTRAINT=/build/constraints.txt \
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY migrations migrations
+COPY client client
 COPY src src
-RUN python -m venv /opt/timer-service && /opt/timer-service/bin/pip install '.[postgres]'
+RUN python -m venv /opt/timer-service && /opt/timer-service/bin/pip install ./client '.[postgres]'
 
 
 FROM python:3.11-slim-bookworm

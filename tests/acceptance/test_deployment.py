@@ -74,27 +74,36 @@ def test_every_value_is_allowed(source: str, tmp_path: Path) -> None:
 # The image
 
 
-def test_the_image_builds_the_wheel_from_what_it_copies(tmp_path: Path) -> None:
+def test_the_image_builds_both_wheels_from_what_it_copies(tmp_path: Path) -> None:
     for source in _copied():
         _copy(ROOT / source, tmp_path / source)
 
+    service, entry_points = _built_wheel(tmp_path)
+    client, _ = _built_wheel(tmp_path / "client")
+
+    migrations = {f"timer_service/{path.relative_to(ROOT)}" for path in (ROOT / "migrations").rglob("*.sql")}
+    assert _modules(ROOT / "src") | migrations <= service
+    assert "timer-service = timer_service.cli:main" in entry_points
+    assert _modules(ROOT / "client" / "src") | {"timer_client/py.typed"} <= client
+
+
+def _built_wheel(project: Path) -> tuple[set[str], str]:
+    """Build a wheel; return the names of what is in it, and its commands."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel"],
-        cwd=tmp_path,
+        cwd=project,
         check=True,
         capture_output=True,
     )
-
-    [wheel] = (tmp_path / "dist").glob("*.whl")
+    [wheel] = (project / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
-        [entry_points] = [archive.read(name).decode() for name in packed if name.endswith("entry_points.txt")]
-    expected = {
-        f"timer_service/{path.relative_to(ROOT / 'src' / 'timer_service')}"
-        for path in (ROOT / "src" / "timer_service").rglob("*.py")
-    } | {f"timer_service/{path.relative_to(ROOT)}" for path in (ROOT / "migrations").rglob("*.sql")}
-    assert expected <= packed
-    assert "timer-service = timer_service.cli:main" in entry_points
+        commands = [archive.read(name).decode() for name in packed if name.endswith("entry_points.txt")]
+    return packed, "".join(commands)
+
+
+def _modules(source: Path) -> set[str]:
+    return {str(path.relative_to(source)) for path in source.rglob("*.py")}
 
 
 def test_the_build_context_is_what_the_image_copies() -> None:
@@ -112,6 +121,7 @@ def test_the_image_installs_the_versions_that_the_tests_ran_with() -> None:
     pins: dict[str, str] = {canonicalize_name(name): version for name, version in pinned.items()}
 
     installed = _installed_with_the_service()
+    del installed["timer-service-client"]  # It is built from what the image copies.
 
     assert {name: pins.get(name) for name in installed} == installed
 
@@ -122,7 +132,7 @@ def test_the_image_uses_the_constraints() -> None:
     assert ("COPY", "constraints.txt /build/") in build
     assert _env(build)["PIP_CONSTRAINT"] == "/build/constraints.txt"
     assert [rest for name, rest in build if name == "RUN"] == [
-        "python -m venv /opt/timer-service && /opt/timer-service/bin/pip install '.[postgres]'"
+        "python -m venv /opt/timer-service && /opt/timer-service/bin/pip install ./client '.[postgres]'"
     ]
 
 

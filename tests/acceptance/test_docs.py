@@ -25,7 +25,7 @@ from tests.support.messages import encode, iso, parse, with_payload
 from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.world import World
-from timer_service.client import TimerClient
+from timer_client import TimerClient
 
 MESSAGES = "docs/messages.md"
 LONG_BODY = b"x" * 65_537

@@ -21,7 +21,7 @@ from tests.support.documents import ROOT
 from tests.support.messages import encode, in_seconds, schedule
 from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_cli
-from timer_service.client import TimerClient
+from timer_client import OperatorClient
 
 CONFIGURATIONS = ROOT / "deploy" / "nats"
 ONE_ACCOUNT = "permissions.conf"
@@ -594,7 +594,7 @@ async def test_an_account_cannot_aim_the_broker_s_confirmation_at_another_tenant
 
 async def test_an_operator_sees_every_timer_and_sends_a_letter_again(either: Site) -> None:
     async with either.user("acme") as acme, either.user("operator") as operator:
-        client = TimerClient(operator.connection)
+        client = OperatorClient(operator.connection)
         letters = await operator.connection.subscribe("timer.deadletter.acme")
         await operator.settle()
         await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"[]")

@@ -17,7 +17,7 @@ from tests.support.broker import NatsServer
 from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
-from timer_service.adapters.codec import Subjects
+from timer_client.subjects import Subjects
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import EPOCH

@@ -17,8 +17,8 @@ from tests.support.broker import NatsServer
 from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at
-from timer_service import wire
-from timer_service.adapters.codec import Subjects
+from timer_client import wire
+from timer_client.subjects import Subjects
 from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.backlog import BacklogQuestions
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions

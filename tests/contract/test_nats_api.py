@@ -19,11 +19,11 @@ from structlog.testing import capture_logs
 from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import scheduled_timer
-from timer_service.adapters.codec import Subjects
+from timer_client import OperatorClient
+from timer_client.subjects import Subjects
 from timer_service.adapters.nats import refusals
 from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.tolerant_client import TolerantClient
-from timer_service.client import TimerClient
 from timer_service.domain.admission import (
     MAX_UNDER_WAY,
     MAX_UNDER_WAY_OF_TENANT,
@@ -371,7 +371,7 @@ async def test_every_instance_answers_an_operator(shared_broker: NatsServer, pre
         serving(shared_broker, prefix, FakeCalls(instance="c-3")),
         serving(shared_broker, prefix + "-other", FakeCalls(instance="d-4")),
     ):
-        client = TimerClient(line.client, prefix=prefix)
+        client = OperatorClient(line.client, prefix=prefix)
 
         assert await client.status() == [{"instance": name} for name in ("a-1", "b-2", "c-3")]
         assert await client.accept_clock_step() == [
@@ -398,6 +398,6 @@ async def test_nobody_there_is_said_at_once(shared_broker: NatsServer, prefix: s
     connection = await nats.connect(shared_broker.url)
     try:
         with pytest.raises(nats.errors.NoRespondersError):
-            await TimerClient(connection, prefix=prefix).status()
+            await OperatorClient(connection, prefix=prefix).status()
     finally:
         await connection.close()

@@ -12,10 +12,10 @@ from typing import Any, Self
 from tests.fuzz import corpus
 from tests.fuzz.engines import Result
 from tests.fuzz.hostile import hostile
-from tests.fuzz.targets import CALLS, NOW, _text
+from tests.fuzz.targets import NOW, REQUESTS, _text
 from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, call, correlation, schedule
-from timer_service import wire
+from timer_client import wire
 from timer_service.adapters.cursor import read_cursor
 from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
 from timer_service.domain.errors import RequestRefused
@@ -55,7 +55,7 @@ class StoredRequests:
 
     async def _feed(self, data: bytes) -> None:
         with suppress(wire.WireError):
-            await self._ask(wire.read_call(CALLS[data[0] % len(CALLS)], data[1:]) if data else None)
+            await self._ask(wire.read_request(REQUESTS[data[0] % len(REQUESTS)], data[1:]) if data else None)
         text = _text(data)
         for question in (
             self._store.get(ACME, call(text)),
@@ -68,11 +68,11 @@ class StoredRequests:
     async def _ask(self, request: wire.Model | None) -> None:
         """Whatever passed the reader is answered: not even a refusal may come from the store."""
         match request:
-            case wire.ScheduleCall():
+            case wire.ScheduleRequest():
                 await self._schedule(request.service_call_id, request.due_at, request.correlation_id)
-            case wire.GetCall():
+            case wire.GetRequest():
                 await self._store.get(ACME, call(request.service_call_id))
-            case wire.ListCall():
+            case wire.ListRequest():
                 await self._store.list_timers(_query(request))
             case _:
                 pass
@@ -90,7 +90,7 @@ class StoredRequests:
         assert timer.service_call_id == name
 
 
-def _query(request: wire.ListCall) -> TimerQuery:
+def _query(request: wire.ListRequest) -> TimerQuery:
     return TimerQuery(
         tenant_id=ACME,
         state=None if request.state is None else TimerState(request.state),

@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from timer_service import wire
+from timer_client import wire
+from timer_client.subjects import Subjects
 from timer_service.adapters import codec
 from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.nats.tolerant_client import TolerantClient
@@ -17,13 +18,18 @@ from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, DueTimeReached, Position, ScheduleTimer, firing_id
 from timer_service.ports.command_source import Refusal
 
-SUBJECTS = codec.Subjects("timer")
+SUBJECTS = Subjects("timer")
 SUBJECT = "timer.commands.acme.ScheduleTimer"
 POSITION = Position(1, 1)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_LETTER_BYTES = 1_000_000
 WHOLE_MS = timedelta(milliseconds=1)
-CALLS: tuple[type[wire.Model], ...] = (wire.GetCall, wire.ScheduleCall, wire.ListCall, wire.NoRequest)
+REQUESTS: tuple[type[wire.Model], ...] = (
+    wire.GetRequest,
+    wire.ScheduleRequest,
+    wire.ListRequest,
+    wire.EmptyRequest,
+)
 VALID_BODY = json.dumps(
     {
         "id": "0192f0c1-2345-7abc-8def-0123456789ab",
@@ -136,14 +142,14 @@ def call(data: bytes) -> None:
     """A request of the API is read, or refused with a reason."""
     if not data:
         return
-    model = CALLS[data[0] % len(CALLS)]
+    model = REQUESTS[data[0] % len(REQUESTS)]
     try:
-        request = wire.read_call(model, data[1:])
+        request = wire.read_request(model, data[1:])
     except wire.WireError as error:
         assert error.detail
         return
     assert isinstance(request, model)
-    if isinstance(request, wire.ListCall):
+    if isinstance(request, wire.ListRequest):
         assert 1 <= request.limit <= wire.MAX_PAGE
 
 

@@ -11,7 +11,8 @@ from unittest.mock import patch
 from uuid import UUID
 
 from tests.simulation import process
-from timer_service import service, wire
+from timer_client.wire import rules as wire_rules
+from timer_service import service
 from timer_service.adapters.nats import letters, positions, pull
 from timer_service.adapters.sqlite import looks, store
 from timer_service.adapters.system import SystemClock
@@ -174,7 +175,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ),
     ),
     "due time rounded down": lambda: rewritten(
-        wire, "_round_up", ('milliseconds + 1 if fraction[3:].strip("0") else milliseconds', "milliseconds")
+        wire_rules,
+        "_round_up",
+        ('milliseconds + 1 if fraction[3:].strip("0") else milliseconds', "milliseconds"),
     ),
     "a new due time keeps the generation": lambda: rewritten(
         rules, "_schedule", ("timer.generation + 1 if moved", "timer.generation if moved")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.timers import ACME, at, call, cancel, request, schedule
-from timer_service.adapters.codec import Subjects
+from timer_client.subjects import Subjects
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed, TimerFiring, TimerOvertaken
 from timer_service.domain.messages import Command, Position

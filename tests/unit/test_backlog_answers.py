@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.nats_client import FakeClient
-from timer_service.adapters.codec import Subjects
+from timer_client.subjects import Subjects
 from timer_service.adapters.nats.backlog import BacklogQuestions
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId

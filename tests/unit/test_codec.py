@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support import messages
 from tests.support.timers import ACME, at, call, correlation, reached, scheduled_timer
+from timer_client.subjects import Subjects
 from timer_service.adapters.codec import (
-    Subjects,
     decode_command,
     encode_dead_letter,
     encode_event,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from timer_service import wire
+from timer_client import wire
 from timer_service.adapters.cursor import read_cursor, write_cursor
 
 DUE = datetime(2026, 1, 1, tzinfo=UTC)

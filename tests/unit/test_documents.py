@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import timer_client
 import timer_service
 from tests.support.documents import ROOT, code_words, read, table
 
@@ -15,6 +16,7 @@ DOCUMENTS = sorted(
     str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 )
 PACKAGE = Path(timer_service.__file__).parent
+CLIENT = Path(timer_client.__file__).parent
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 _LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -45,7 +47,7 @@ def test_every_file_and_name_in_the_architecture_exists() -> None:
 def test_every_file_drawn_in_the_architecture_exists() -> None:
     drawn = re.findall(r"[\w/]+\.py\b", read(ARCHITECTURE))
 
-    assert [name for name in drawn if not (PACKAGE / name).is_file()] == []
+    assert [name for name in drawn if not _path(name).is_file()] == []
 
 
 def test_every_limit_has_the_value_that_the_architecture_gives() -> None:
@@ -124,8 +126,13 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def _path(file: str) -> Path:
+    is_clients = file.startswith("timer_client/")
+    return CLIENT.parent / file if is_clients else PACKAGE / file
+
+
 def _exists(file: str, name: str) -> bool:
-    path = PACKAGE / file
+    path = _path(file)
     return path.is_file() and name in _names(ast.parse(path.read_text("utf-8")).body)
 
 
@@ -143,6 +150,7 @@ def _names(body: list[ast.stmt], prefix: str = "") -> set[str]:
 
 
 def _value(file: str, name: str) -> str:
-    module = importlib.import_module("timer_service." + file.removesuffix(".py").replace("/", "."))
+    package = "" if file.startswith("timer_client/") else "timer_service."
+    module = importlib.import_module(package + file.removesuffix(".py").replace("/", "."))
     value = getattr(module, name)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -10,7 +10,8 @@ from tests.support import messages
 from tests.support.clock import ManualClock
 from tests.support.fakes import FragileStore, RecordingBus, no_retry
 from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedule
-from timer_service.adapters.codec import Subjects, encode_event
+from timer_client.subjects import Subjects
+from timer_service.adapters.codec import encode_event
 from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
 from timer_service.domain.messages import Command, DueTimeReached

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.clock import ManualClock
-from timer_service.adapters.codec import Subjects
+from timer_client.subjects import Subjects
 from timer_service.adapters.nats import letters as letters_module
 from timer_service.adapters.nats.incoming import Incoming
 from timer_service.adapters.nats.letters import Letters

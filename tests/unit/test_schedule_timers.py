@@ -10,7 +10,7 @@ from tests.support import messages
 from tests.support.clock import ManualClock
 from tests.support.fakes import FragileStore, no_retry
 from tests.support.timers import ACME, at, call, scheduled_timer
-from timer_service.adapters.codec import Subjects
+from timer_client.subjects import Subjects
 from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import RefusalReason, StoreBusy, StoreFailed
 from timer_service.domain.timer import Outcome, TimerState

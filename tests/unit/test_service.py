@@ -13,8 +13,8 @@ from tests.support import messages
 from tests.support.clock import REAL_LIMIT_S, START, TURNS_TO_REST, ManualClock
 from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.timers import ACME, at, call, cancel, schedule
+from timer_client.subjects import Subjects
 from timer_service import service as service_module
-from timer_service.adapters.codec import Subjects
 from timer_service.adapters.memory import MemoryEventBus
 from timer_service.calls import Calls
 from timer_service.domain.admission import RateLimit

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import messages
 from tests.support.messages import ABSENT
-from timer_service import wire
+from timer_client import wire
 
 DUE = "2026-12-01T09:00:00Z"
 ID = "0192f0c1-2345-7abc-8def-0123456789ab"
@@ -678,7 +678,7 @@ def test_a_trace_that_breaks_its_rules_counts_as_absent(
 
 
 def test_a_schema_names_what_a_call_must_have() -> None:
-    assert json.loads(wire.json_schema(wire.ScheduleCall))["required"] == ["serviceCallId", "dueAt"]
+    assert json.loads(wire.json_schema(wire.ScheduleRequest))["required"] == ["serviceCallId", "dueAt"]
 
 
 def test_an_answer_is_written_as_short_as_it_can_be() -> None:

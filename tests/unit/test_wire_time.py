@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timer_service.wire import TIME_RULE, format_time, parse_time
+from timer_client.wire import TIME_RULE, format_time, parse_time
 
 
 def utc(*parts: int, ms: int = 0) -> datetime:

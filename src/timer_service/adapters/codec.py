@@ -3,13 +3,12 @@
 Shared by every bus adapter, so that each refuses and accepts exactly the same.
 """
 
-import base64
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from timer_service import wire
+from timer_client import wire
+from timer_client.subjects import Subjects
 from timer_service.domain.errors import CommandRefused, RefusalReason
 from timer_service.domain.messages import (
     CancelTimer,
@@ -26,56 +25,7 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import Timer
 from timer_service.ports.command_source import Refusal
 
-UNKNOWN_TENANT: Final = "_"
-MAX_LETTER_BODY_BYTES: Final = wire.MAX_COMMAND_BYTES
-"""What is larger than any command need not be kept whole."""
-_WORST_JSON_GROWTH: Final = 6
-_LETTER_OVERHEAD: Final = 16_384
 _MAX_DETAIL: Final = 2_000
-
-
-class Subjects:
-    """The names of everything we publish to or listen on."""
-
-    def __init__(self, prefix: str) -> None:
-        self.commands_prefix = f"{prefix}.commands."
-        self.all_commands = f"{prefix}.commands.>"
-        self.all_events = f"{prefix}.events.>"
-        self.all_dead_letters = f"{prefix}.deadletter.>"
-        self.prefix = prefix
-
-    def command(self, tenant_id: str, command_type: str) -> str:
-        """Return where a tenant publishes a command."""
-        return f"{self.commands_prefix}{tenant_id}.{command_type}"
-
-    def event(self, tenant_id: str) -> str:
-        """Return where a tenant's events appear."""
-        return f"{self.prefix}.events.{tenant_id}.{wire.DUE_TIME_REACHED}"
-
-    def dead_letter(self, tenant_id: str | None) -> str:
-        """Return where the dead letters of a tenant go."""
-        return f"{self.prefix}.deadletter.{tenant_id or UNKNOWN_TENANT}"
-
-    def api(self, tenant_id: str, endpoint: str) -> str:
-        """Return where a tenant calls an endpoint of the API."""
-        return f"{self.prefix}.api.{tenant_id}.{endpoint}"
-
-    @property
-    def status(self) -> str:
-        """Where an operator asks how the service is."""
-        return f"{self.prefix}.status"
-
-    @property
-    def clock_accept(self) -> str:
-        """Where an operator confirms a leap of the wall clock."""
-        return f"{self.prefix}.clock.accept"
-
-    def tenant_of(self, command_subject: str) -> str | None:
-        """Return the tenant that a command subject names, where it names one."""
-        tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
-        # A lone last token may be a type whose tenant was left out.
-        known = wire.is_tenant_id(tenant) and (dot or tenant not in wire.COMMAND_TYPES)
-        return tenant if known else None
 
 
 def decode_command(
@@ -192,31 +142,13 @@ def encode_dead_letter(
     max_bytes: int,
 ) -> bytes:
     """Return a dead letter of at most `max_bytes`; a body too large for a letter is cut."""
-    letter: dict[str, Any] = {
-        "reason": refusal.reason.value,
-        "detail": refusal.detail,
-        "subject": refusal.subject,
-        "stream": stream,
-        "sequence": refusal.sequence,
-        "receivedAt": wire.format_time(received_at),
-    }
-    if len(body) <= MAX_LETTER_BODY_BYTES:
-        whole = _json({**letter, **_readable(body)})
-        if len(whole) <= max_bytes:
-            return whole
-    room = max(0, max_bytes - _LETTER_OVERHEAD) // _WORST_JSON_GROWTH
-    kept = body[: min(room, MAX_LETTER_BODY_BYTES)]
-    return _json({**letter, **_readable(kept, cut=True), "bodyTruncated": True})
-
-
-def _readable(body: bytes, *, cut: bool = False) -> dict[str, str]:
-    try:
-        return {"body": body.decode(), "bodyEncoding": "utf-8"}
-    except UnicodeDecodeError as error:
-        if cut and len(body) - error.start < 4:  # The cut went through a character.
-            return {"body": body[: error.start].decode(), "bodyEncoding": "utf-8"}
-        return {"body": base64.b64encode(body).decode(), "bodyEncoding": "base64"}
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return wire.write_letter(
+        reason=refusal.reason.value,
+        detail=refusal.detail,
+        subject=refusal.subject,
+        stream=stream,
+        sequence=refusal.sequence,
+        received_at=received_at,
+        body=body,
+        max_bytes=max_bytes,
+    )

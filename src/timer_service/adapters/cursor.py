@@ -5,7 +5,7 @@ import binascii
 from datetime import datetime
 from typing import Final
 
-from timer_service import wire
+from timer_client import wire
 from timer_service.domain.messages import ServiceCallId
 
 _REFUSAL: Final = "cursor: must be the cursor of the page before"

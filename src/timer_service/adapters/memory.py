@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, zip_longest
 
-from timer_service import wire
+from timer_client import wire
+from timer_client.subjects import Subjects
 from timer_service.adapters import codec
 from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
@@ -202,7 +203,7 @@ class MemoryEventBus:
     """A broker in memory: a command stream with redelivery, an event stream with de-duplication."""
 
     clock: Clock
-    subjects: codec.Subjects
+    subjects: Subjects
     batch_size: int = 100
     stream_created_us: int = 1
     connected: bool = True

@@ -7,13 +7,15 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NoStreamResponseError
 
+from timer_client import RequestRefused
+from timer_client.connection import BrokerClient
 from timer_service.cli.exits import (
     EXIT_INTERRUPTED,
     EXIT_NO_BROKER,
@@ -23,15 +25,20 @@ from timer_service.cli.exits import (
     CommandFailed,
     complain,
 )
-from timer_service.client import CallRefused, TimerClient
 from timer_service.config import Settings, load_settings
 from timer_service.printable import printable, printable_json
 
 CONNECT_TIMEOUT_S: Final = 2
 
+Talker = TypeVar("Talker", bound=BrokerClient)
+
 
 def converse(
-    options: argparse.Namespace, talk: Callable[[TimerClient], Awaitable[None]], *, for_ever: bool = False
+    options: argparse.Namespace,
+    client: type[Talker],
+    talk: Callable[[Talker], Awaitable[None]],
+    *,
+    for_ever: bool = False,
 ) -> int:
     """Connect to the broker, talk, and return the exit code."""
     settings = load_settings(**({"broker_url": options.server} if options.server is not None else {}))
@@ -44,11 +51,11 @@ def converse(
     async def conversation() -> None:
         async with _connection(settings, for_ever=for_ever) as connection:
             prefix, domain = settings.subject_prefix, settings.jetstream_domain
-            await talk(TimerClient(connection, prefix=prefix, domain=domain))
+            await talk(client(connection, prefix=prefix, domain=domain))
 
     try:
         asyncio.run(conversation())
-    except CallRefused as error:
+    except RequestRefused as error:
         raise CommandFailed(EXIT_REFUSED, f"{error.description} ({error.code})") from error
     except ValueError as error:
         raise CommandFailed(EXIT_USAGE, str(error)) from error

@@ -9,11 +9,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from timer_client import OperatorClient
 from timer_service.adapters.system import local_now
 from timer_service.cli.conversation import converse, say, tell
 from timer_service.cli.exits import EXIT_REFUSED, EXIT_USAGE, CommandFailed
 from timer_service.cli.tables import add_row
-from timer_service.client import TimerClient
 from timer_service.printable import printable_json
 
 EXCERPT: Final = 80
@@ -23,7 +23,7 @@ EXCERPT: Final = 80
 def list_letters(options: argparse.Namespace) -> int:
     """List the newest letters, the newest last."""
 
-    async def ask(client: TimerClient) -> None:
+    async def ask(client: OperatorClient) -> None:
         since = local_now() - options.since
         letters = await client.dead_letters(options.tenant, since, options.limit)
         if options.json:
@@ -38,24 +38,24 @@ def list_letters(options: argparse.Namespace) -> int:
         if len(letters) == options.limit:
             print(f"the newest {options.limit}; --limit and --since show more", file=sys.stderr)
 
-    return converse(options, ask)
+    return converse(options, OperatorClient, ask)
 
 
 def show(options: argparse.Namespace) -> int:
     """Show one letter whole."""
 
-    async def ask(client: TimerClient) -> None:
+    async def ask(client: OperatorClient) -> None:
         letter = await _letter(client, options.sequence)
         say(printable_json(letter, indent=None if options.json else 2))
 
-    return converse(options, ask)
+    return converse(options, OperatorClient, ask)
 
 
 def replay(options: argparse.Namespace) -> int:
     """Publish the refused message again."""
     body = None if options.body_file is None else _read(options.body_file)
 
-    async def send(client: TimerClient) -> None:
+    async def send(client: OperatorClient) -> None:
         letter = await _letter(client, options.sequence)
         if letter.get("notALetter"):
             text = f"{options.sequence} is not a letter of the service: there is no message to send again"
@@ -69,7 +69,7 @@ def replay(options: argparse.Namespace) -> int:
             {"letter": options.sequence, "subject": subject, "sequence": sequence},
         )
 
-    return converse(options, send)
+    return converse(options, OperatorClient, send)
 
 
 def _cells(letter: dict[str, Any]) -> tuple[str, str, str, str, str]:
@@ -79,7 +79,7 @@ def _cells(letter: dict[str, Any]) -> tuple[str, str, str, str, str]:
     return number, letter["receivedAt"], letter["subject"], letter["reason"], letter["detail"]
 
 
-async def _letter(client: TimerClient, sequence: int) -> dict[str, Any]:
+async def _letter(client: OperatorClient, sequence: int) -> dict[str, Any]:
     letter = await client.dead_letter(sequence)
     if letter is None:
         raise CommandFailed(EXIT_REFUSED, f"there is no dead letter {sequence}")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from timer_service import __version__, wire
+from timer_client import wire
+from timer_service import __version__
 from timer_service.cli import copying, deadletters, files, running, timers
 from timer_service.cli.exits import (
     EXIT_FAILED,

@@ -6,16 +6,15 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import uuid6
 from rich.console import Console
 from rich.table import Table
 
-from timer_service import wire
+from timer_client import OperatorClient, Reached, TimerClient, wire
+from timer_client.connection import new_id
 from timer_service.adapters.system import local_now
 from timer_service.cli.conversation import converse, say, tell
 from timer_service.cli.exits import EXIT_USAGE, complain
 from timer_service.cli.tables import add_row
-from timer_service.client import Reached, TimerClient
 from timer_service.printable import printable, printable_json
 
 
@@ -25,7 +24,7 @@ def schedule(options: argparse.Namespace) -> int:
         due_at = options.at or wire.parse_time((local_now() + options.after).isoformat())
     except OverflowError:
         return complain(EXIT_USAGE, "--in: the due time must be before the year 10000")
-    timer_id = str(uuid6.uuid7()) if options.id is None else options.id
+    timer_id = str(new_id()) if options.id is None else options.id
 
     async def send(client: TimerClient) -> None:
         accepted = await client.schedule(
@@ -44,7 +43,7 @@ def schedule(options: argparse.Namespace) -> int:
             },
         )
 
-    return converse(options, send)
+    return converse(options, TimerClient, send)
 
 
 def cancel(options: argparse.Namespace) -> int:
@@ -64,7 +63,7 @@ def cancel(options: argparse.Namespace) -> int:
             },
         )
 
-    return converse(options, send)
+    return converse(options, TimerClient, send)
 
 
 def watch(options: argparse.Namespace) -> int:
@@ -84,7 +83,7 @@ def watch(options: argparse.Namespace) -> int:
             if options.count is not None and seen >= options.count:
                 return
 
-    return converse(options, follow, for_ever=True)
+    return converse(options, TimerClient, follow, for_ever=True)
 
 
 def get(options: argparse.Namespace) -> int:
@@ -94,7 +93,7 @@ def get(options: argparse.Namespace) -> int:
         timer = await client.get(options.tenant, options.id)
         say(printable_json(timer) if options.json else _as_block(timer))
 
-    return converse(options, ask)
+    return converse(options, TimerClient, ask)
 
 
 def list_timers(options: argparse.Namespace) -> int:
@@ -125,32 +124,32 @@ def list_timers(options: argparse.Namespace) -> int:
         if len(found) == options.limit:
             print(f"the first {options.limit}; --limit shows more", file=sys.stderr)
 
-    return converse(options, ask)
+    return converse(options, TimerClient, ask)
 
 
 def status(options: argparse.Namespace) -> int:
     """Show how each instance of the service is."""
 
-    async def ask(client: TimerClient) -> None:
+    async def ask(client: OperatorClient) -> None:
         instances = await client.status()
         if options.json:
             say("\n".join(map(printable_json, instances)))
         else:
             say("\n\n".join(map(_as_block, instances)))
 
-    return converse(options, ask)
+    return converse(options, OperatorClient, ask)
 
 
 def accept_clock_step(options: argparse.Namespace) -> int:
     """Confirm that the wall clocks of all instances are right."""
 
-    async def confirm(client: TimerClient) -> None:
+    async def confirm(client: OperatorClient) -> None:
         for answer in await client.accept_clock_step():
             step_s = answer["acceptedStepSeconds"]
             text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
             tell(options, f"{answer['instance']}: {text}", answer)
 
-    return converse(options, confirm)
+    return converse(options, OperatorClient, confirm)
 
 
 def _as_block(facts: dict[str, Any]) -> str:

@@ -13,7 +13,9 @@ from nats.errors import Error as NatsError
 from nats.micro.request import Request, ServiceError
 from pydantic import BaseModel
 
-from timer_service import __version__, wire
+from timer_client import wire
+from timer_client.subjects import SERVICE_NAME, Subjects
+from timer_service import __version__
 from timer_service.adapters import codec
 from timer_service.adapters.nats import handlers, refusals
 from timer_service.adapters.nats.handlers import Answer, Asked, Handler
@@ -30,7 +32,6 @@ from timer_service.domain.errors import (
 from timer_service.domain.messages import TenantId
 from timer_service.ports.timer_calls import TimerCalls
 
-SERVICE_NAME: Final = "timer"
 REPLY_PREFIXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 """Replies go to inboxes only: permissions do not check where a caller asks us to reply to."""
 STOP_GRACE_S: Final = 3.0
@@ -65,7 +66,7 @@ class TimerApi:
     A request is refused or queued where it is read from the socket; tenants take turns from there.
     """
 
-    def __init__(self, calls: TimerCalls, subjects: codec.Subjects, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, calls: TimerCalls, subjects: Subjects, tasks: asyncio.TaskGroup) -> None:
         self._calls = calls
         self._tasks = tasks
         self._turns: Turns[_Waiting] = Turns()
@@ -154,7 +155,7 @@ class TimerApi:
                 return self._limit(endpoint, reply, tenant_id, now_s, wait_s)
             asked = Asked(
                 tenant_id,
-                wire.read_call(endpoint.request, request.data),
+                wire.read_request(endpoint.request, request.data),
                 codec.read_trace(request.headers),
                 0 if self._client is None else self._client.max_payload,
             )
@@ -256,21 +257,21 @@ class TimerApi:
         return True
 
 
-def _endpoints(subjects: codec.Subjects) -> list[_Endpoint]:
+def _endpoints(subjects: Subjects) -> list[_Endpoint]:
     api = partial(subjects.api, "*")
     return [
-        _Endpoint("get", api("get"), handlers.get, wire.GetCall, wire.GetAnswer),
-        _Endpoint("list", api("list"), handlers.list_timers, wire.ListCall, wire.ListAnswer),
-        _Endpoint("schedule", api("schedule"), handlers.schedule, wire.ScheduleCall, wire.ScheduleAnswer),
-        _Endpoint("cancel", api("cancel"), handlers.cancel, wire.GetCall, wire.CancelAnswer),
+        _Endpoint("get", api("get"), handlers.get, wire.GetRequest, wire.GetAnswer),
+        _Endpoint("list", api("list"), handlers.list_timers, wire.ListRequest, wire.ListAnswer),
+        _Endpoint("schedule", api("schedule"), handlers.schedule, wire.ScheduleRequest, wire.ScheduleAnswer),
+        _Endpoint("cancel", api("cancel"), handlers.cancel, wire.GetRequest, wire.CancelAnswer),
         _Endpoint(
-            "status", subjects.status, handlers.status, wire.NoRequest, wire.StatusAnswer, of_tenants=False
+            "status", subjects.status, handlers.status, wire.EmptyRequest, wire.StatusAnswer, of_tenants=False
         ),
         _Endpoint(
             "clock-accept",
             subjects.clock_accept,
             handlers.accept_clock_step,
-            wire.NoRequest,
+            wire.EmptyRequest,
             wire.ClockAnswer,
             of_tenants=False,
         ),

@@ -10,8 +10,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import RetentionPolicy
 
-from timer_service import wire
-from timer_service.adapters.codec import Subjects
+from timer_client import wire
+from timer_client.subjects import Subjects
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId

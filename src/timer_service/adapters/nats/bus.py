@@ -13,6 +13,7 @@ from nats.errors import NoServersError
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
+from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters import codec
 from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.backlog import BacklogQuestions
@@ -26,7 +27,6 @@ from timer_service.adapters.nats.pull import CommandPull, read_delivery
 from timer_service.adapters.nats.stream_watch import LOOK_INTERVAL_S, StreamWatch
 from timer_service.adapters.nats.streams import (
     CONSUMER_NAME,
-    StreamNames,
     ensure_consumer,
     ensure_streams,
 )
@@ -90,7 +90,7 @@ class NatsEventBus:
         self._meet_history = meet_history
         self._clock = clock
         self._chance = chance
-        self._subjects = codec.Subjects(options.prefix)
+        self._subjects = Subjects(options.prefix)
         self._names = StreamNames.of(options.prefix)
         self._client: TolerantClient | None = None
         self._publisher: Publisher | None = None

@@ -8,7 +8,7 @@ from typing import Any, Final
 from nats.micro.request import ServiceError
 from pydantic import BaseModel
 
-from timer_service import wire
+from timer_client import wire
 from timer_service.adapters import codec
 from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, Trace
@@ -47,12 +47,12 @@ Handler = Callable[[TimerCalls, Asked], Awaitable[Answer]]
 
 def extra_cost(request: BaseModel) -> int:
     """Return for how many more requests this one counts."""
-    return request.limit // TIMERS_PER_REQUEST if isinstance(request, wire.ListCall) else 0
+    return request.limit // TIMERS_PER_REQUEST if isinstance(request, wire.ListRequest) else 0
 
 
 async def get(calls: TimerCalls, asked: Asked) -> Answer:
     """Show one timer."""
-    assert isinstance(asked.request, wire.GetCall)
+    assert isinstance(asked.request, wire.GetRequest)
     name = ServiceCallId(asked.request.service_call_id)
     timer = await calls.get(asked.tenant_id, name)
     if timer is None:
@@ -63,7 +63,7 @@ async def get(calls: TimerCalls, asked: Asked) -> Answer:
 async def list_timers(calls: TimerCalls, asked: Asked) -> Answer:
     """Show a page of a tenant's timers, as much of it as fits into one message."""
     call = asked.request
-    assert isinstance(call, wire.ListCall)
+    assert isinstance(call, wire.ListRequest)
     query = TimerQuery(
         tenant_id=asked.tenant_id,
         state=None if call.state is None else TimerState(call.state),
@@ -84,7 +84,7 @@ async def list_timers(calls: TimerCalls, asked: Asked) -> Answer:
 async def schedule(calls: TimerCalls, asked: Asked) -> Answer:
     """Schedule or move a timer."""
     call = asked.request
-    assert isinstance(call, wire.ScheduleCall)
+    assert isinstance(call, wire.ScheduleRequest)
     correlation = None if call.correlation_id is None else CorrelationId(call.correlation_id)
     name = ServiceCallId(call.service_call_id)
     return _told(await calls.schedule(asked.tenant_id, name, call.due_at, correlation, asked.trace))
@@ -92,7 +92,7 @@ async def schedule(calls: TimerCalls, asked: Asked) -> Answer:
 
 async def cancel(calls: TimerCalls, asked: Asked) -> Answer:
     """Cancel a timer."""
-    assert isinstance(asked.request, wire.GetCall)
+    assert isinstance(asked.request, wire.GetRequest)
     return _told(await calls.cancel(asked.tenant_id, ServiceCallId(asked.request.service_call_id)))
 
 

@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 from nats.aio.msg import Msg
 
+from timer_client import wire
+from timer_client.subjects import Subjects
 from timer_service.adapters import codec
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, Position
@@ -28,9 +30,7 @@ class Incoming(NamedTuple):
     """The newest epoch of the stream when it was delivered."""
 
 
-def read_incoming(
-    subjects: codec.Subjects, message: Msg, position: Position, times: int, epoch: int
-) -> Incoming:
+def read_incoming(subjects: Subjects, message: Msg, position: Position, times: int, epoch: int) -> Incoming:
     """Read a delivered message, or find out why it cannot be read."""
     try:
         command = codec.decode_command(subjects, message.subject, message.data, position, message.headers)
@@ -38,7 +38,7 @@ def read_incoming(
         # What the error says, not the error: its traceback would keep the whole message in memory.
         refusal = Refusal(error.reason, error.detail, message.subject, position.sequence)
         # One byte more than a letter holds, so that it shows as cut.
-        body = message.data[: codec.MAX_LETTER_BODY_BYTES + 1]
+        body = message.data[: wire.MAX_LETTER_BODY_BYTES + 1]
         return Incoming(message.reply, position, times, None, refusal, body, epoch)
     return Incoming(message.reply, position, times, command, epoch=epoch)
 

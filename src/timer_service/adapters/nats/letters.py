@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from timer_client.subjects import Subjects
 from timer_service.adapters import codec
 from timer_service.adapters.nats.incoming import Incoming
 from timer_service.adapters.nats.publisher import Publisher
@@ -53,7 +54,7 @@ class Letters:
 
     def __init__(
         self,
-        subjects: codec.Subjects,
+        subjects: Subjects,
         stream: str,
         clock: Clock,
         answer: Answer,

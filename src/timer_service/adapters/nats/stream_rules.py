@@ -5,12 +5,12 @@ from typing import Final, NamedTuple
 
 from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StreamConfig
 
-from timer_service.adapters import codec
+from timer_client import wire
 
 MIN_DUPLICATE_WINDOW_S: Final = 30.0
 """A message without an answer is sent again within this time: 5 s of waiting, a reconnect and a back-off."""
 LARGEST_EVENT_BYTES: Final = 16_384
-LARGEST_LETTER_BYTES: Final = 8 * codec.MAX_LETTER_BODY_BYTES
+LARGEST_LETTER_BYTES: Final = 8 * wire.MAX_LETTER_BODY_BYTES
 """A body whose every byte is escaped, and what stands around it."""
 
 
@@ -95,7 +95,7 @@ COMMANDS: Final = (
         "allows message schedules: a tenant can publish to subjects that it has no right to, and delete",
     ),
     Rule(
-        _takes_less_than(codec.MAX_LETTER_BODY_BYTES),
+        _takes_less_than(wire.MAX_LETTER_BODY_BYTES),
         "takes messages of {max_msg_size} bytes at most: larger commands are refused by the broker",
         loses_data=False,
     ),

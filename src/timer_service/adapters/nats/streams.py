@@ -15,7 +15,7 @@ from nats.js.api import (
 )
 from nats.js.errors import NotFoundError
 
-from timer_service.adapters.codec import Subjects
+from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters.nats import stream_rules
 from timer_service.adapters.nats.stream_rules import (
     MIN_DUPLICATE_WINDOW_S,
@@ -30,21 +30,6 @@ LETTERS_KEPT_S: Final = 28 * 24 * 3600.0
 DUPLICATE_WINDOW_S: Final = 120.0
 LETTER_DUPLICATE_WINDOW_S: Final = 3600.0
 """Longer than for events: a refused message may be delivered again after a long restart."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamNames:
-    """What the streams are called."""
-
-    commands: str
-    events: str
-    dead_letters: str
-
-    @classmethod
-    def of(cls, prefix: str) -> "StreamNames":
-        """Derive the names from the subject prefix: `timer` gives TIMER_COMMANDS and so on."""
-        stem = prefix.upper().replace(".", "_")
-        return cls(f"{stem}_COMMANDS", f"{stem}_EVENTS", f"{stem}_DEADLETTER")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,79 @@
+"""JSON, read strictly and written densely."""
+
+import json
+from typing import Any, Final, NoReturn, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from timer_client.wire.rules import Model, WireError, explain, quoted
+
+MAX_COMMAND_BYTES: Final = 65_536
+MAX_NESTING: Final = 32
+
+Read = TypeVar("Read", bound=Model)
+
+
+def read_object(model: type[Read], body: bytes) -> Read:
+    """Read a JSON object by its model; raise WireError where a rule is broken."""
+    if len(body) > MAX_COMMAND_BYTES:
+        raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
+    value = parse_json(body)
+    if not isinstance(value, dict):
+        raise WireError("invalid", f"the body must be a JSON object (got {quoted(value)})")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise WireError("invalid", explain(error)) from error
+
+
+def parse_json(body: bytes) -> Any:
+    """Read JSON text; raise WireError for what is not JSON or nested too deep."""
+    # Each level costs one opening bracket, so few brackets need no closer look.
+    deep = body.count(b"{") + body.count(b"[") > MAX_NESTING
+    try:
+        value = from_json(body, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        detail = str(error)
+        if "recursion" in detail:
+            raise _too_deep() from error
+        if _only_has_lone_surrogates(body):
+            raise WireError("invalid", f"the body must not hold lone surrogates: {detail}") from error
+        raise WireError("not_json", f"the body must be JSON in UTF-8: {detail}") from error
+    if deep and _depth(value) > MAX_NESTING:
+        raise _too_deep()
+    return value
+
+
+def _only_has_lone_surrogates(body: bytes) -> bool:
+    """Return whether a refused body is JSON all the same, as the more lenient standard library reads it."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    try:
+        json.loads(body.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def write_json(value: object) -> bytes:
+    """Write JSON without spaces, in UTF-8."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _too_deep() -> WireError:
+    return WireError("invalid", f"the body must not be nested deeper than {MAX_NESTING} levels")
+
+
+def _depth(value: object) -> int:
+    """Return how deep the value is nested, without recursion."""
+    deepest, open_values = 0, [(value, 1)]
+    while open_values:
+        current, depth = open_values.pop()
+        if isinstance(current, dict | list):
+            deepest = max(deepest, depth)
+            children = current.values() if isinstance(current, dict) else current
+            open_values.extend((child, depth + 1) for child in children)
+    return deepest

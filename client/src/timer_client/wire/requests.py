@@ -1,0 +1,134 @@
+"""What is sent to the API, and what it answers."""
+
+import json
+from functools import cache
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from timer_client.wire.json import Read, read_object
+from timer_client.wire.rules import CorrelationText, Model, ServiceCallText, TenantText, Time
+
+MAX_PAGE: Final = 500
+MAX_CURSOR: Final = 1_396
+"""Base64 of a time, a space and an id of 255 characters of four bytes."""
+
+
+class GetRequest(Model):
+    """The request of `get` and `cancel`."""
+
+    service_call_id: ServiceCallText = Field(alias="serviceCallId")
+
+
+class ScheduleRequest(GetRequest):
+    """The request of `schedule`."""
+
+    due_at: Time = Field(alias="dueAt")
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+
+
+class ListRequest(Model):
+    """The request of `list`; every field narrows the list."""
+
+    state: Literal["Scheduled", "Reached", "Cancelled"] | None = None
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+    due_from: Time | None = Field(default=None, alias="dueFrom")
+    due_before: Time | None = Field(default=None, alias="dueBefore")
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    cursor: Annotated[str, StringConstraints(strict=True, max_length=MAX_CURSOR)] | None = None
+
+
+class EmptyRequest(Model):
+    """What an endpoint takes that needs to be told nothing."""
+
+
+class TimerView(Model):
+    """A timer in an answer; what is not set is absent."""
+
+    tenant_id: TenantText = Field(alias="tenantId")
+    service_call_id: ServiceCallText = Field(alias="serviceCallId")
+    state: Literal["Scheduled", "Reached", "Cancelled"]
+    due_at: Time | None = Field(default=None, alias="dueAt")
+    generation: int = Field(ge=0)
+    registered_at: Time = Field(alias="registeredAt")
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+    reached_at: Time | None = Field(default=None, alias="reachedAt")
+    cancelled_at: Time | None = Field(default=None, alias="cancelledAt")
+    traceparent: str | None = None
+
+
+class GetAnswer(Model):
+    """The answer of `get`."""
+
+    timer: TimerView
+
+
+class ScheduleAnswer(GetAnswer):
+    """The answer of `schedule`."""
+
+    outcome: Literal["scheduled", "rescheduled", "unchanged", "already_reached"]
+
+
+class CancelAnswer(GetAnswer):
+    """The answer of `cancel`."""
+
+    outcome: Literal["cancelled", "already_reached", "not_found"]
+
+
+class ListAnswer(Model):
+    """The answer of `list`; a cursor leads to the next page."""
+
+    timers: list[TimerView]
+    cursor: str | None = None
+
+
+class StatusAnswer(Model):
+    """The answer of `status`, one of each instance; what is not known is absent."""
+
+    instance: str
+    version: str
+    broker: str | None = None
+    problems: dict[str, str]
+    pending: int
+    backlog: int
+    oldest_overdue_seconds: float = Field(alias="oldestOverdueSeconds")
+    next_due_at: Time | None = Field(default=None, alias="nextDueAt")
+    database_bytes: int = Field(alias="databaseBytes")
+    commands_per_second: float = Field(alias="commandsPerSecond")
+    fired_per_second: float = Field(alias="firedPerSecond")
+    lateness_p50_seconds: float | None = Field(default=None, alias="latenessP50Seconds")
+    lateness_p99_seconds: float | None = Field(default=None, alias="latenessP99Seconds")
+
+
+class ClockAnswer(Model):
+    """The answer of `clock-accept`, one of each instance: by how much its clock went forward."""
+
+    instance: str
+    accepted_step_seconds: float = Field(alias="acceptedStepSeconds")
+
+
+def read_request(model: type[Read], body: bytes) -> Read:
+    """Read what is sent to an endpoint; an empty body counts as an empty object."""
+    return read_object(model, body or b"{}")
+
+
+@cache
+def json_schema(model: type[BaseModel]) -> str:
+    """Return what a request looks like, for callers who look the service up."""
+    return json.dumps(model.model_json_schema(), separators=(",", ":"))
+
+
+@cache
+def answer_schema(model: type[BaseModel]) -> str:
+    """Return what an answer looks like: what is not set is absent, never null."""
+    return json.dumps(_without_null(model.model_json_schema()), separators=(",", ":"))
+
+
+def _without_null(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_null(part) for part in schema if part != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: _without_null(part) for name, part in schema.items() if (name, part) != ("default", None)}
+    [*choices] = kept.pop("anyOf", [])
+    return kept | (choices[0] if len(choices) == 1 else {"anyOf": choices} if choices else {})
