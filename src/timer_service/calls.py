@@ -74,14 +74,14 @@ class Calls:
     ) -> CallAnswer:
         """Schedule or move a timer, and wake the worker for it."""
         answer = await self._desk.answer(
-            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace, is_call=True)
+            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace)
         )
         self._wake_for(due_at)
         return answer
 
     async def cancel(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> CallAnswer:
         """Cancel a timer."""
-        return await self._desk.answer(CancelTimer(tenant_id, service_call_id, _NEWEST, is_call=True))
+        return await self._desk.answer(CancelTimer(tenant_id, service_call_id, _NEWEST))
 
     async def accept_clock_step(self) -> float:
         """Follow the wall clock again, and look for due timers at once."""

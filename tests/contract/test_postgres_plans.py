@@ -142,6 +142,6 @@ async def test_a_tenants_only_timer_is_found_beside_a_backlog_that_is_held_back(
     held = HeldBack(tenants=frozenset({TenantId("held"), *(TenantId(f"waits-{n}") for n in range(5_000))}))
 
     async with open_postgres_store(url, lambda: START) as store, store.claim_due(at(0), 100, held) as claim:
-        found = [(timer.tenant_id, timer.service_call_id) for timer in claim.timers]
+        found = [timer.key for timer in claim.timers]
 
         assert (found, claim.more) == ([("zz", "order-000001")], False)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.clock import START
 from tests.support.postgres import execute, fresh_schema
-from tests.support.timers import ACME, at, call, correlation, request, schedule, scheduled_timer
+from tests.support.timers import ACME, at, call, correlation, schedule, scheduled_timer
 from timer_service.adapters.postgres import connections
 from timer_service.adapters.postgres.connections import Address, Connections, open_connections
 from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
@@ -70,7 +70,7 @@ async def test_what_no_row_can_hold_is_refused(store: PostgresTimerStore, text: 
     with pytest.raises(RequestRefused):
         await store.list_timers(TimerQuery(ACME, after=(at(0), call(text))))
     with pytest.raises(RequestRefused):
-        await store.answer([request(schedule(text, 60))], at(0))
+        await store.decide([schedule(text, 60)], at(0))
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ async def test_under_backlog_too_claims_at_once_share_what_is_due(pair: list[Pos
         await first.apply(due(10, tenant=tenant), NOW)
 
     async with first.claim_due(NOW, 7) as one, second.claim_due(NOW, 7) as other:
-        keys = [{(t.tenant_id, t.service_call_id) for t in claim.timers} for claim in (one, other)]
+        keys = [{t.key for t in claim.timers} for claim in (one, other)]
         tenants = [Counter(t.tenant_id for t in claim.timers) for claim in (one, other)]
 
     assert [len(each) for each in keys] == [7, 7]
@@ -450,7 +450,7 @@ async def test_three_instances_drain_a_backlog_and_claim_nothing_twice(url: str)
         await asyncio.gather(*map(drain, instances))
 
         assert await claimed_names(instances[0]) == []
-    assert Counter((t.tenant_id, t.service_call_id) for t in claimed) == {
+    assert Counter(t.key for t in claimed) == {
         (tenant, f"order-{n:03}"): 1 for tenant in ("a", "b", "c") for n in range(500)
     }
 

@@ -73,10 +73,10 @@ async def test_every_epoch_has_its_own_newest_command(store: Store) -> None:
     ]
 
 
-async def test_a_call_notes_where_the_stream_ended_at_its_time(store: Store) -> None:
+async def test_a_request_notes_where_the_stream_ended_at_its_time(store: Store) -> None:
     await store.begin_epoch(FIRST)
 
-    await store.apply([replace(stored(schedule("a"), 7), is_call=True)], at(0))
+    await store.decide([stored(schedule("a"), 7)], at(0))
 
     assert list(await store.stream_epochs()) == [replace(FIRST, last_sequence=7, last_stored_us=70)]
 

@@ -26,7 +26,6 @@ from tests.support.timers import (
     cancel,
     correlation,
     reached,
-    request,
     schedule,
     scheduled_timer,
 )
@@ -547,7 +546,7 @@ async def test_claim_after_claim_drains_a_backlog_and_claims_nothing_twice(
             if not batch.more:
                 break
 
-    assert Counter((timer.tenant_id, timer.service_call_id) for timer in claimed) == {
+    assert Counter(timer.key for timer in claimed) == {
         (f"tenant-{t:02}", f"tenant-{t:02}-{n:05}"): 1 for t in range(tenants) for n in range(4)
     }
     assert await claim(store) == ([], False)
@@ -559,7 +558,7 @@ async def test_two_open_claims_hold_different_timers(store: TimerStore, limit: i
         await keep(store, *backlog(4, tenant=f"tenant-{n:02}", first_due_s=-1000 + n))
 
     async with store.claim_due(NOW, limit) as one, store.claim_due(NOW, limit) as other:
-        keys = [(timer.tenant_id, timer.service_call_id) for timer in (*one.timers, *other.timers)]
+        keys = [timer.key for timer in (*one.timers, *other.timers)]
 
     assert len(set(keys)) == len(keys) == 2 * limit
 
@@ -579,7 +578,7 @@ async def test_claims_side_by_side_drain_a_backlog_and_claim_nothing_twice(store
 
     await asyncio.gather(drain(), drain(), drain())
 
-    counts = Counter((timer.tenant_id, timer.service_call_id) for timer in claimed)
+    counts = Counter(timer.key for timer in claimed)
     assert (len(counts), set(counts.values())) == (180, {1})
 
 
@@ -631,9 +630,9 @@ async def test_a_backlog_of_500_tenants_is_drained_and_nothing_claimed_twice(sto
 
     while more:
         async with fired(store, limit=70) as (timers, more):
-            claimed.update((timer.tenant_id, timer.service_call_id) for timer in timers)
+            claimed.update(timer.key for timer in timers)
 
-    assert claimed == {(command.tenant_id, command.service_call_id): 1 for command in due}
+    assert claimed == {command.key: 1 for command in due}
     assert await claim(store, now_s=59) == ([], False)
 
 
@@ -1277,7 +1276,7 @@ async def test_a_group_of_requests_is_answered_one_by_one(store: TimerStore) -> 
         schedule("moved", 30, tenant=GLOBEX, number=9),
     ]
 
-    answers = await store.answer([request(command) for command in group], NOW)
+    answers = await store.decide(group, NOW)
 
     assert [answer.outcome for answer in answers] == [
         Outcome.SCHEDULED,
@@ -1287,7 +1286,7 @@ async def test_a_group_of_requests_is_answered_one_by_one(store: TimerStore) -> 
         Outcome.NOT_FOUND,
         Outcome.SCHEDULED,
     ]
-    kept = [await store.get(command.tenant_id, command.service_call_id) for command in group]
+    kept = [await store.get(*command.key) for command in group]
     assert [answer.timer for answer in answers] == kept
     assert None not in kept
 
@@ -1296,9 +1295,7 @@ async def test_a_timer_that_is_being_fired_does_not_spoil_the_group(store: Timer
     await keep(store, schedule("due", -1, number=1), schedule("other", 60, number=2))
 
     async with store.claim_due(NOW, 10):
-        answers = await store.answer(
-            [request(cancel(name, number=9)) for name in ("other", "due", "new")], NOW
-        )
+        answers = await store.decide([cancel(name, number=9) for name in ("other", "due", "new")], NOW)
 
     assert [answer.outcome for answer in answers] == [Outcome.CANCELLED, Outcome.DUE, Outcome.NOT_FOUND]
     assert answers[1].timer is None
@@ -1325,4 +1322,4 @@ async def test_a_request_at_an_older_position_changes_nothing_and_says_so(store:
 
 
 async def test_an_empty_group_has_no_answers(store: TimerStore) -> None:
-    assert await store.answer([], NOW) == []
+    assert await store.decide([], NOW) == []

@@ -82,9 +82,8 @@ class StoredRequests:
             schedule(name),
             due_at=due_at,
             correlation_id=None if correlated is None else correlation(correlated),
-            is_call=True,
         )
-        await self._store.answer([command], NOW)
+        await self._store.decide([command], NOW)
         timer = await self._store.get(ACME, call(name))
         assert timer is not None
         assert timer.service_call_id == name

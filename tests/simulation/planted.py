@@ -129,7 +129,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "no generation guard": lambda: sql(
         "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
     ),
-    "no redelivery guard": lambda: replaced(rules, "_is_newer", lambda command, position: True),
+    "no redelivery guard": lambda: rewritten(rules, "apply", ("command.position > timer.position", "True")),
     "an overtaken command is dropped whole": lambda: replaced(
         rules, "_complete", lambda timer, command: timer
     ),
@@ -168,7 +168,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "cancel without tombstone": lambda: rewritten(
         store.SqliteTimerStore,
-        "_apply",
+        "_change",
         (
             "if timers[key] is not before:",
             "if timers[key] is not before and outcome is not Outcome.NOT_FOUND:",
@@ -194,7 +194,10 @@ PLANTED: dict[str, Callable[[], Change]] = {
         rewritten(
             rules,
             "_schedule",
-            ("anew = timer.state is TimerState.CANCELLED", "anew = timer.state is not TimerState.SCHEDULED"),
+            (
+                "again = timer.state is TimerState.CANCELLED",
+                "again = timer.state is not TimerState.SCHEDULED",
+            ),
             ("cancelled_at=None,", "cancelled_at=None, reached_at=None,"),
         ),
     ),
@@ -264,22 +267,22 @@ PLANTED: dict[str, Callable[[], Change]] = {
         answer_requests.RequestDesk,
         "_work",
         (
-            "            results = await self._store.answer(requests, self._clock.now())\n",
+            "            results = await self._store.decide(requests, self._clock.now())\n",
             """\
-            from timer_service.domain.timer import apply
+            from timer_service.domain.timer import decide
             now = self._clock.now()
             known = [await self._store.get(r.tenant_id, r.service_call_id) for r in requests]
-            applied = [apply(timer, request, now) for timer, request in zip(known, requests)]
-            results = [Applied(outcome, timer) for timer, outcome in applied]
-            asyncio.ensure_future(self._store.answer(requests, now))
+            decided = [decide(timer, request, now) for timer, request in zip(known, requests)]
+            results = [Decided(outcome, timer) for timer, outcome in decided]
+            asyncio.ensure_future(self._store.decide(requests, now))
 """,
         ),
     ),
     "a request changes a timer that is being fired": lambda: _together(
         rewritten(
-            store.SqliteTimerStore, "answer", ("closed = self._claimed | self._wanted", "closed = set()")
+            store.SqliteTimerStore, "decide", ("closed = self._claimed | self._wanted", "closed = set()")
         ),
-        rewritten(rules, "apply", ("command.is_call and _is_due(timer, now)", "False")),
+        rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
     ),
     "two requests for one timer share a transaction": lambda: rewritten(
         answer_requests.RequestDesk,

@@ -30,8 +30,8 @@ from timer_service.domain.messages import Command, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
-    Applied,
     Claim,
+    Decided,
     HeldBack,
     StoreCounts,
     TimerQuery,
@@ -263,9 +263,9 @@ class InStep:
         await self._clock.set(now)
         return await self._store.apply(commands, now)
 
-    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         await self._clock.set(now)
-        return await self._store.answer(requests, now)
+        return await self._store.decide(requests, now)
 
     @asynccontextmanager
     async def claim_due(

@@ -1,6 +1,5 @@
 """Commands and timers for tests of the core: only what a test is about is spelled out."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.support.clock import START
@@ -111,11 +110,6 @@ def reached(
     )
 
 
-def request(command: Command) -> Command:
-    """Return the command as a request, whose sender waits for the answer."""
-    return replace(command, is_call=True)
-
-
 async def asked(store: TimerStore, *commands: Command, now: datetime) -> list[Outcome]:
     """Make requests of a store together, and return what each did."""
-    return [applied.outcome for applied in await store.answer([request(c) for c in commands], now)]
+    return [decided.outcome for decided in await store.decide(commands, now)]

@@ -7,14 +7,14 @@ from datetime import datetime
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.timers import ACME, at, call, cancel, request, schedule
+from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_client.subjects import Subjects
 from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed, TimerFiring, TimerOvertaken
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import Outcome
 from timer_service.ports.timer_calls import CallAnswer
-from timer_service.ports.timer_store import Applied
+from timer_service.ports.timer_store import Decided
 from timer_service.workflows.answer_requests import MAX_GROUP, PAUSE_S, TRIES, RequestDesk
 
 
@@ -29,14 +29,14 @@ class GroupingStore(MemoryTimerStore):
         self.errors: list[Exception] = []
         self.poisoned: set[str] = set()
 
-    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         self.groups.append([r.service_call_id for r in requests])
         await self.open.wait()
         if self.errors:
             raise self.errors.pop(0)
         if self.poisoned & {r.service_call_id for r in requests}:
             raise ValueError("no such value")
-        return await super().answer(requests, now)
+        return await super().decide(requests, now)
 
 
 class CountingBus(MemoryEventBus):
@@ -57,7 +57,7 @@ class Office:
         self.desk = RequestDesk(store=self.store, source=self.bus, clock=self.clock)
 
     async def answer(self, command: Command) -> CallAnswer:
-        return await self.desk.answer(request(command))
+        return await self.desk.answer(command)
 
     def ask(self, command: Command) -> "asyncio.Task[CallAnswer]":
         return asyncio.create_task(self.answer(command))

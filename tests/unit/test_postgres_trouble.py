@@ -21,7 +21,7 @@ from timer_service.adapters.postgres.opening import wait_for
 from timer_service.adapters.postgres.store import APPLY_TRIES, PostgresTimerStore
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.domain.timer import Outcome
-from timer_service.ports.timer_store import Applied
+from timer_service.ports.timer_store import Decided
 
 
 class FakeConnection:
@@ -207,16 +207,16 @@ async def test_a_migration_that_fails_is_undone_where_there_is_still_a_connectio
 async def test_a_timer_that_somebody_else_holds_for_long_is_answered_as_being_fired() -> None:
     store = new_store(FakeConnections(FakeConnection(), busy(asyncpg.LockNotAvailableError("locked"))))
 
-    answers = await store.answer([cancel("order-1")], START)
+    answers = await store.decide([cancel("order-1")], START)
 
-    assert answers == [Applied(Outcome.DUE, None)]
+    assert answers == [Decided(Outcome.DUE, None)]
 
 
 async def test_a_request_that_fails_for_any_other_reason_is_not_answered() -> None:
     store = new_store(FakeConnections(FakeConnection(), busy(asyncpg.DeadlockDetectedError("deadlock"))))
 
     with pytest.raises(StoreBusy):
-        await store.answer([cancel("order-1")], START)
+        await store.decide([cancel("order-1")], START)
 
 
 async def test_timers_that_come_and_go_all_the_time_are_given_up_for_now(

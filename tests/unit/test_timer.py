@@ -269,33 +269,47 @@ def test_a_trace_is_kept_where_a_newer_command_has_none() -> None:
     assert (after.trace, after.trace_position) == (Trace("trace-1", None), Position(1, 1))
 
 
-def test_a_call_counts_as_newer_than_the_newest_command_at_its_time() -> None:
+def test_a_request_counts_as_newer_than_the_newest_command_at_its_time() -> None:
     timer, _ = rules.apply(None, schedule(due_s=60, number=5, correlation="stream", trace="stream"), at(0))
-    asked = replace(schedule(due_s=90, number=5, correlation="call", trace="call"), is_call=True)
+    asked = schedule(due_s=90, number=5, correlation="request", trace="request")
 
-    after, outcome = rules.apply(timer, asked, at(1))
+    after, outcome = rules.decide(timer, asked, at(1))
 
     assert outcome is Outcome.RESCHEDULED
-    assert (after.due_at, after.correlation_id, after.trace) == (at(90), "call", Trace("call", None))
+    assert (after.due_at, after.correlation_id, after.trace) == (at(90), "request", Trace("request", None))
 
 
-def test_a_command_that_a_call_overtook_gives_only_what_the_call_left_open() -> None:
-    asked = replace(schedule(due_s=90, number=5, trace="call"), is_call=True)
-    timer, _ = rules.apply(None, asked, at(0))
+def test_a_command_that_a_request_overtook_gives_only_what_the_request_left_open() -> None:
+    asked = schedule(due_s=90, number=5, trace="request")
+    timer, _ = rules.decide(None, asked, at(0))
 
     after, outcome = rules.apply(
         timer, schedule(due_s=60, number=5, correlation="stream", trace="stream"), at(1)
     )
 
     assert outcome is Outcome.SUPERSEDED
-    assert (after.due_at, after.correlation_id, after.trace) == (at(90), "stream", Trace("call", None))
+    assert (after.due_at, after.correlation_id, after.trace) == (at(90), "stream", Trace("request", None))
 
 
-def test_a_call_that_was_overtaken_changes_nothing_because_it_comes_again() -> None:
+def test_a_request_that_was_overtaken_changes_nothing_because_it_comes_again() -> None:
     timer = scheduled_timer(number=6)
-    asked = replace(schedule(due_s=90, number=5, correlation="call", trace="call"), is_call=True)
+    asked = schedule(due_s=90, number=5, correlation="request", trace="request")
 
-    assert rules.apply(timer, asked, at(1)) == (timer, Outcome.SUPERSEDED)
+    assert rules.decide(timer, asked, at(1)) == (timer, Outcome.SUPERSEDED)
+
+
+def test_a_request_for_a_timer_that_is_due_changes_nothing_whatever_it_asks() -> None:
+    timer = scheduled_timer(due_s=60, number=5)
+
+    assert rules.decide(timer, cancel(number=6), at(60)) == (timer, Outcome.DUE)
+    assert rules.decide(timer, schedule(due_s=90, number=6), at(60)) == (timer, Outcome.DUE)
+    assert rules.apply(timer, cancel(number=6), at(60))[1] is Outcome.CANCELLED
+
+
+def test_a_reached_timer_is_closed_to_requests() -> None:
+    timer = rules.mark_reached(scheduled_timer(), 1, at(61))
+
+    assert rules.decide(timer, cancel(number=9), at(62)) == (timer, Outcome.ALREADY_REACHED)
 
 
 # Marking

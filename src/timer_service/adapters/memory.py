@@ -20,6 +20,7 @@ from timer_service.domain.messages import (
     Position,
     ServiceCallId,
     TenantId,
+    TimerKey,
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
@@ -27,11 +28,10 @@ from timer_service.ports.command_source import Backlog, Refusal
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
-    Applied,
     Claim,
+    Decided,
     HeldBack,
     StoreCounts,
-    TimerKey,
     TimerQuery,
 )
 
@@ -53,22 +53,23 @@ class MemoryTimerStore:
         """Apply the domain's rules in order."""
         outcomes = []
         for command in commands:
-            key = (command.tenant_id, command.service_call_id)
+            key = command.key
             self.timers[key], outcome = rules.apply(self.timers.get(key), command, now)
             outcomes.append(outcome)
         self._advance_epochs(commands)
         return outcomes
 
-    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         """Apply the domain's rules; a timer that is being fired is not open to requests."""
-        answers = []
+        decided = []
         for request in requests:
-            key = (request.tenant_id, request.service_call_id)
+            key = request.key
             outcome = Outcome.DUE
             if key not in self._claimed:
-                [outcome] = await self.apply([request], now)
-            answers.append(Applied(outcome, None if outcome is Outcome.DUE else self.timers[key]))
-        return answers
+                self.timers[key], outcome = rules.decide(self.timers.get(key), request, now)
+                self._advance_epochs([request])
+            decided.append(Decided(outcome, None if outcome is Outcome.DUE else self.timers[key]))
+        return decided
 
     def _advance_epochs(self, commands: Sequence[Command]) -> None:
         for newest in newest_by_epoch(commands):
@@ -104,7 +105,7 @@ class MemoryTimerStore:
             key=_by_due_time,
         )
         claimed = due if len(due) <= limit else sorted(self._in_turns(due)[:limit], key=_by_due_time)
-        keys = {(timer.tenant_id, timer.service_call_id) for timer in claimed}
+        keys = {timer.key for timer in claimed}
         self._claimed |= keys
         self._looks += 1
         self._turns.update((tenant_id, self._looks) for tenant_id, _ in keys)
@@ -178,7 +179,7 @@ class _MemoryClaim:
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         marked = 0
         for event in events:
-            key = (event.tenant_id, event.service_call_id)
+            key = event.key
             before = self._timers.get(key)
             if before is not None:
                 self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)

@@ -9,9 +9,24 @@ from uuid import UUID
 TenantId = NewType("TenantId", str)
 ServiceCallId = NewType("ServiceCallId", str)
 CorrelationId = NewType("CorrelationId", str)
+TimerKey = tuple[TenantId, ServiceCallId]
+"""What names a timer: no two of a tenant have the same service call."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+class Keyed:
+    """Something about one timer."""
+
+    __slots__ = ()
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+
+    @property
+    def key(self) -> TimerKey:
+        """The key of the timer."""
+        return self.tenant_id, self.service_call_id
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,7 +49,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleTimer:
+class ScheduleTimer(Keyed):
     """Wake me at this time; a repeated command moves the time."""
 
     tenant_id: TenantId
@@ -43,25 +58,22 @@ class ScheduleTimer:
     correlation_id: CorrelationId | None
     position: Position
     trace: Trace | None = None
-    is_call: bool = False
-    """Whether somebody waits for the answer; such a command is not in the stream itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(Keyed):
     """The timer is no longer wanted."""
 
     tenant_id: TenantId
     service_call_id: ServiceCallId
     position: Position
-    is_call: bool = False
 
 
 Command = ScheduleTimer | CancelTimer
 
 
 @dataclass(frozen=True, slots=True)
-class DueTimeReached:
+class DueTimeReached(Keyed):
     """The due time of one generation of a timer has come."""
 
     tenant_id: TenantId

@@ -9,18 +9,22 @@ Cancelled ── schedule ──▶ Scheduled     next generation
 
 State, due time, correlation id and trace are set by the newest command that says anything about them,
 in whatever order commands come. The generation counts what this timer has seen of that.
+
+Commands of the stream are applied, requests are decided: two ways to the same transitions.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from timer_service.domain.messages import (
     CancelTimer,
     Command,
     CorrelationId,
     DueTimeReached,
+    Keyed,
     Position,
     ScheduleTimer,
     ServiceCallId,
@@ -51,11 +55,14 @@ class Outcome(StrEnum):
     SUPERSEDED = "superseded"
     """An old command delivered again, or overtaken by a newer one."""
     DUE = "due"
-    """A call that came when the timer was due: whether its event is out is not known yet."""
+    """A request that came when the timer was due: whether its event is out is not known yet."""
+
+
+_SETS_A_DUE_TIME: Final = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
 
 
 @dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(Keyed):
     """One timer of one tenant, for its whole life."""
 
     tenant_id: TenantId
@@ -81,7 +88,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class DueTimer:
+class DueTimer(Keyed):
     """What firing needs of a timer whose time has come."""
 
     tenant_id: TenantId
@@ -104,19 +111,46 @@ class DueTimer:
         )
 
 
+Rule = Callable[[Timer | None, Command, datetime], tuple[Timer, Outcome]]
+"""What becomes of a timer, and what the command did: `apply` or `decide`."""
+
+
 def apply(timer: Timer | None, command: Command, now: datetime) -> tuple[Timer, Outcome]:
-    """Return the timer as it is after the command, and what the command did."""
+    """Return the timer as it is after a command of the stream, and what the command did."""
     if timer is None:
         return _first(command, now)
     if timer.state is TimerState.REACHED:
         return timer, Outcome.ALREADY_REACHED
-    if not _is_newer(command, timer.position):
-        return _complete(timer, command), Outcome.SUPERSEDED
-    if command.is_call and _is_due(timer, now):
+    if command.position > timer.position:
+        return _change(timer, command, now)
+    return _complete(timer, command), Outcome.SUPERSEDED
+
+
+def decide(timer: Timer | None, request: Command, now: datetime) -> tuple[Timer, Outcome]:
+    """Return the timer as it is after a request, whose sender waits for the answer, and what it did.
+
+    A request has the position of the newest command at its time, and counts as newer than that one. One that
+    was overtaken all the same changes nothing: it comes again.
+    """
+    if timer is None:
+        return _first(request, now)
+    if timer.state is TimerState.REACHED:
+        return timer, Outcome.ALREADY_REACHED
+    if request.position < timer.position:
+        return timer, Outcome.SUPERSEDED
+    if _is_due(timer, now):
         return timer, Outcome.DUE
-    if isinstance(command, ScheduleTimer):
-        return _schedule(timer, command)
-    return _cancel(timer, command, now)
+    return _change(timer, request, now)
+
+
+def nearest_due_at(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> datetime | None:
+    """Return the earliest due time that some commands have set."""
+    due_times = (
+        command.due_at
+        for command, outcome in zip(commands, outcomes, strict=True)
+        if outcome in _SETS_A_DUE_TIME and isinstance(command, ScheduleTimer)
+    )
+    return min(due_times, default=None)
 
 
 def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
@@ -124,13 +158,6 @@ def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
     if timer.state is not TimerState.SCHEDULED or timer.generation != generation:
         return timer
     return replace(timer, state=TimerState.REACHED, reached_at=at)
-
-
-def _is_newer(command: Command, position: Position | None) -> bool:
-    if position is None or command.position > position:
-        return True
-    # A call has the position of the newest command at its time, and counts as newer than that one.
-    return command.is_call and command.position == position
 
 
 def _is_due(timer: Timer, now: datetime) -> bool:
@@ -172,19 +199,25 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
     ), Outcome.NOT_FOUND
 
 
+def _change(timer: Timer, command: Command, now: datetime) -> tuple[Timer, Outcome]:
+    if isinstance(command, ScheduleTimer):
+        return _schedule(timer, command)
+    return _cancel(timer, command, now)
+
+
 def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
-    anew = timer.state is TimerState.CANCELLED
-    moved = anew or timer.due_at != command.due_at
+    again = timer.state is TimerState.CANCELLED
+    moved = again or timer.due_at != command.due_at
     scheduled = replace(
         timer,
-        **_set_by(command, timer),
+        **_values(command),
         state=TimerState.SCHEDULED,
         generation=timer.generation + 1 if moved else timer.generation,
         cancelled_at=None,
         # Also where nothing else changes: a command that this one overtook must not undo it.
         position=command.position,
     )
-    if anew:
+    if again:
         return scheduled, Outcome.SCHEDULED
     return scheduled, Outcome.RESCHEDULED if moved else Outcome.UNCHANGED
 
@@ -198,23 +231,28 @@ def _cancel(timer: Timer, command: CancelTimer, now: datetime) -> tuple[Timer, O
 
 def _complete(timer: Timer, command: Command) -> Timer:
     """Take from a command that was overtaken what no newer one has set."""
-    if command.is_call or isinstance(command, CancelTimer):
-        return timer  # A call that was overtaken comes again.
-    values = _set_by(command, timer)
+    if isinstance(command, CancelTimer):
+        return timer
+    values = _values(command, timer.due_position, timer.correlation_position, timer.trace_position)
     if not values:
         return timer
     moved = values.get("due_at", timer.due_at) != timer.due_at
     return replace(timer, **values, generation=timer.generation + 1 if moved else timer.generation)
 
 
-def _set_by(command: ScheduleTimer, timer: Timer) -> dict[str, Any]:
-    """Return the due time, correlation id and trace of a command, each where it is the newest to set it."""
+def _values(
+    command: ScheduleTimer,
+    due: Position | None = None,
+    correlation: Position | None = None,
+    trace: Position | None = None,
+) -> dict[str, Any]:
+    """Return the due time, correlation id and trace of a command, each unless a newer command has set it."""
     at = command.position
     values: dict[str, Any] = {}
-    if _is_newer(command, timer.due_position):
+    if due is None or at > due:
         values |= {"due_at": command.due_at, "due_position": at}
-    if command.correlation_id is not None and _is_newer(command, timer.correlation_position):
+    if command.correlation_id is not None and (correlation is None or at > correlation):
         values |= {"correlation_id": command.correlation_id, "correlation_position": at}
-    if command.trace is not None and _is_newer(command, timer.trace_position):
+    if command.trace is not None and (trace is None or at > trace):
         values |= {"trace": command.trace, "trace_position": at}
     return values

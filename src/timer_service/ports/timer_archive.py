@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from timer_service.domain.epochs import StreamEpoch
+from timer_service.domain.messages import TimerKey
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_store import TimerKey
 
 
 class TimerArchive(Protocol):

@@ -12,10 +12,9 @@ from timer_service.domain.messages import (
     DueTimeReached,
     ServiceCallId,
     TenantId,
+    TimerKey,
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
-
-TimerKey = tuple[TenantId, ServiceCallId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class StoreCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class Decided:
     """What a request did, and the timer that it left."""
 
     outcome: Outcome
@@ -103,11 +102,11 @@ class TimerStore(Protocol):
         """
         ...
 
-    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
-        """Apply requests, one for each timer at most, all in one durable transaction.
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
+        """Decide requests, one for each timer at most, all in one durable transaction.
 
         A request never changes a timer that is claimed or due: its outcome is then DUE, and the others of the
-        group are applied all the same. Raises TransientError with nothing applied, as far as one can know.
+        group are decided all the same. Raises TransientError with nothing changed, as far as one can know.
         """
         ...
 

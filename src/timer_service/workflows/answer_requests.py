@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from timer_service.domain.errors import CriticalError, TimerFiring, TimerOvertaken, TransientError
-from timer_service.domain.messages import Command
+from timer_service.domain.messages import Command, TimerKey
 from timer_service.domain.timer import Outcome
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.timer_calls import CallAnswer
-from timer_service.ports.timer_store import Applied, TimerKey, TimerStore
+from timer_service.ports.timer_store import Decided, TimerStore
 
 TRIES: Final = 50
 PAUSE_S: Final = 0.04
@@ -22,11 +22,11 @@ MAX_GROUP: Final = 128
 @dataclass(slots=True, eq=False)
 class _Waiting:
     request: Command
-    result: Applied | Exception | None = None
+    result: Decided | Exception | None = None
 
     @property
     def key(self) -> TimerKey:
-        return self.request.tenant_id, self.request.service_call_id
+        return self.request.key
 
 
 class RequestDesk:
@@ -47,17 +47,17 @@ class RequestDesk:
         """
         outcome = Outcome.DUE
         for attempt in range(TRIES):
-            applied = await self._join(request)
-            outcome = applied.outcome
-            if applied.timer is not None and outcome is not Outcome.SUPERSEDED:
-                return CallAnswer(outcome, applied.timer)
+            decided = await self._join(request)
+            outcome = decided.outcome
+            if decided.timer is not None and outcome is not Outcome.SUPERSEDED:
+                return CallAnswer(outcome, decided.timer)
             # Superseded by a command that came in since: that one was first, so the next try is newer.
             if outcome is Outcome.DUE or attempt:
                 await self._clock.wait(PAUSE_S, asyncio.Event())
         unsettled = TimerFiring if outcome is Outcome.DUE else TimerOvertaken
         raise unsettled(unsettled.public)
 
-    async def _join(self, request: Command) -> Applied:
+    async def _join(self, request: Command) -> Decided:
         """Wait for the group before, then work on the next one, unless somebody has done so."""
         mine = _Waiting(request)
         self._waiting.append(mine)
@@ -83,11 +83,11 @@ class RequestDesk:
         return list(group.values())
 
     async def _work(self, group: Sequence[_Waiting]) -> None:
-        results: Sequence[Applied | Exception]
+        results: Sequence[Decided | Exception]
         try:
             position = await self._source.last_position()
             requests = [replace(waiting.request, position=position) for waiting in group]
-            results = await self._store.answer(requests, self._clock.now())
+            results = await self._store.decide(requests, self._clock.now())
         except (TransientError, CriticalError) as error:
             results = [error] * len(group)
         except Exception as error:

@@ -7,10 +7,9 @@ from hashlib import sha256
 from typing import Final
 
 from timer_service.domain.errors import CriticalError
-from timer_service.domain.messages import Position
+from timer_service.domain.messages import Position, TimerKey
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.timer_archive import TimerArchive
-from timer_service.ports.timer_store import TimerKey
 
 COPY_BATCH: Final = 2_000
 
@@ -42,7 +41,7 @@ async def copy_timers(
     progress("copying", done, total)
     while batch := await source.read(after, COPY_BATCH):
         await target.write(batch)
-        done, after = done + len(batch), _key(batch[-1])
+        done, after = done + len(batch), batch[-1].key
         progress("copying", done, total)
     expected = await _examine(source, total, progress)
     found = await _examine(target, total, progress)
@@ -83,13 +82,9 @@ async def _examine(archive: TimerArchive, total: int, progress: Progress) -> Cop
         for timer in batch:
             digest.update(_line(timer))
             pending += timer.state is TimerState.SCHEDULED
-        timers, after = timers + len(batch), _key(batch[-1])
+        timers, after = timers + len(batch), batch[-1].key
         progress("verifying", timers, total)
     return CopyReport(timers, pending, digest.hexdigest())
-
-
-def _key(timer: Timer) -> TimerKey:
-    return timer.tenant_id, timer.service_call_id
 
 
 def _line(timer: Timer) -> bytes:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from timer_service.domain.messages import DueTimeReached, TenantId
+from timer_service.domain.messages import DueTimeReached, TenantId, TimerKey
 from timer_service.ports.event_sink import Published, PublishResult
-from timer_service.ports.timer_store import HeldBack, TimerKey
+from timer_service.ports.timer_store import HeldBack
 
 FIRST_PAUSE = timedelta(milliseconds=500)
 LONGEST_PAUSE = timedelta(seconds=10)
@@ -125,7 +125,7 @@ class HoldBack:
         failed = [event for event, outcome in answers if outcome is not Published.CONFIRMED]
         for event, outcome in answers:
             if outcome is Published.CONFIRMED:
-                self._free((tenant_id, event.service_call_id))
+                self._free(event.key)
         unanswered = any(outcome is Published.UNANSWERED for _, outcome in answers)
         if len(failed) < len(answers):
             self._free_tenant(tenant_id)
@@ -141,7 +141,7 @@ class HoldBack:
         self, failed: list[DueTimeReached], now: datetime, at_least: timedelta = FIRST_PAUSE
     ) -> None:
         for event in failed:
-            self._pause((event.tenant_id, event.service_call_id), now, at_least)
+            self._pause(event.key, now, at_least)
 
     def _pause(self, key: TimerKey | TenantId, now: datetime, at_least: timedelta = FIRST_PAUSE) -> timedelta:
         last = self._pauses.pop(key, None)

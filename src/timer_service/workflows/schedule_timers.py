@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from timer_service.domain.messages import ScheduleTimer
-from timer_service.domain.timer import Outcome
+from timer_service.domain.timer import Outcome, nearest_due_at
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandBatch, Refusal
 from timer_service.ports.timer_store import TimerStore
 from timer_service.workflows.retry import Retry
-
-_SETS_A_DUE_TIME = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +35,9 @@ async def schedule_timers(
         # The other order would lose them.
         await batch.acknowledge()
     refusals = await batch.dead_letter()
-    due_times = (
-        command.due_at
-        for command, outcome in zip(batch.commands, outcomes, strict=True)
-        if outcome in _SETS_A_DUE_TIME and isinstance(command, ScheduleTimer)
-    )
     return ScheduleReport(
         commands=Counter(zip((type(c).__name__ for c in batch.commands), outcomes, strict=True)),
         refusals=refusals,
         redelivered=batch.redelivered,
-        nearest_due_at=min(due_times, default=None),
+        nearest_due_at=nearest_due_at(batch.commands, outcomes),
     )

@@ -18,9 +18,8 @@ from timer_service.adapters.postgres.epochs import insert_epochs, stream_epochs
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreInUse
-from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_store import TimerKey
 
 COPY_NAME: Final = f"{APPLICATION_NAME} copy"
 STEP_LIMIT_S: Final = 600.0

@@ -18,9 +18,8 @@ from timer_service.adapters.postgres.connections import (
 )
 from timer_service.adapters.postgres.errors import translated
 from timer_service.domain.errors import StoreBusy, TransientError
-from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.messages import DueTimeReached, TimerKey
 from timer_service.domain.timer import DueTimer
-from timer_service.ports.timer_store import TimerKey
 
 # The name of a timer's advisory lock; two timers with one name only make a call come again.
 FIRING: Final = "hashtextextended(tenant_id || '/' || service_call_id, 7401862650443172901)"
@@ -87,9 +86,9 @@ class PostgresClaim:
 
     async def hold(self, timers: list[DueTimer], *, more: bool) -> None:
         """Keep these; where there are none, nothing needs to be held."""
-        self.timers = sorted(timers, key=lambda t: (t.due_at, t.tenant_id, t.service_call_id))
+        self.timers = sorted(timers, key=lambda timer: (timer.due_at, timer.key))
         self.more = more
-        self._held = {(t.tenant_id, t.service_call_id): t.generation for t in timers}
+        self._held = {timer.key: timer.generation for timer in timers}
         if not timers:
             await self.end()
 
@@ -120,7 +119,7 @@ class PostgresClaim:
         if not events:
             return 0
         arguments = rows.transposed(
-            [(e.tenant_id, e.service_call_id, e.generation, rows.text(e.reached_at)) for e in events], 4
+            [(*event.key, event.generation, rows.text(event.reached_at)) for event in events], 4
         )
         async with self._using:
             if self._connection is not None and is_open(self._connection):

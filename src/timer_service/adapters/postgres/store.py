@@ -33,18 +33,17 @@ from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.messages import (
     Command,
-    ScheduleTimer,
     ServiceCallId,
     TenantId,
+    TimerKey,
 )
-from timer_service.domain.timer import Outcome, Timer
+from timer_service.domain.timer import Outcome, Timer, nearest_due_at
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
-    Applied,
     Claim,
+    Decided,
     HeldBack,
     StoreCounts,
-    TimerKey,
     TimerQuery,
 )
 
@@ -193,21 +192,21 @@ class PostgresTimerStore:
         """Insert what is new; lock the rest, apply the domain's rules and save what changed."""
         if not commands:
             return []
-        batch = _Batch(commands, now)
+        batch = _Batch(commands, now, rules.apply)
         await self._apply_batch(batch, commands)
         if batch.nearest is not None:
             self._hints.announce(batch.nearest)
         return batch.outcomes
 
-    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         """Insert what is new; of the rest, change what nobody holds."""
         if not requests:
             return []
-        batch = _Batch(requests, now)
+        batch = _Batch(requests, now, rules.decide)
         timers: dict[TimerKey, Timer] = {}
         try:
             async with self._answers.transaction() as connection:
-                timers = await _answer(connection, batch)
+                timers = await _decide(connection, batch)
                 await epochs.advance_epochs(connection, requests)
         except StoreBusy as error:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
@@ -215,10 +214,9 @@ class PostgresTimerStore:
         batch.refuse(batch.commands.keys() - timers.keys())
         if batch.nearest is not None:
             self._hints.announce(batch.nearest)
-        keys = [(request.tenant_id, request.service_call_id) for request in requests]
         return [
-            Applied(outcome, None if outcome is Outcome.DUE else timers[key])
-            for key, outcome in zip(keys, batch.outcomes, strict=True)
+            Decided(outcome, None if outcome is Outcome.DUE else timers[request.key])
+            for request, outcome in zip(requests, batch.outcomes, strict=True)
         ]
 
     async def _apply_batch(self, batch: "_Batch", commands: Sequence[Command]) -> None:
@@ -237,8 +235,8 @@ class PostgresTimerStore:
         """Change timers that exist; return which of them do."""
         found = [rows.timer(row) for row in await connection.fetch(_LOAD, *rows.transposed(keys, 2))]
         # Most of what is delivered again changes nothing: that need not wait for anybody's lock.
-        touched = {_key(timer) for timer in found if batch.apply(timer) is not timer}
-        settled = {_key(timer) for timer in found} - touched
+        touched = {timer.key for timer in found if batch.apply(timer) is not timer}
+        settled = {timer.key for timer in found} - touched
         if touched:
             for claim in list(self._claims):
                 await claim.give_up(touched)
@@ -356,13 +354,14 @@ class PostgresTimerStore:
 class _Batch:
     """Commands by timer, in their order, and what each of them did."""
 
-    def __init__(self, commands: Sequence[Command], now: datetime) -> None:
+    def __init__(self, commands: Sequence[Command], now: datetime, rule: rules.Rule) -> None:
         self.now = now
+        self._rule = rule
+        self._in_order = commands
         self.outcomes: list[Outcome] = [Outcome.SUPERSEDED] * len(commands)
         self.commands: dict[TimerKey, list[tuple[int, Command]]] = {}
         for index, command in enumerate(commands):
-            key = (command.tenant_id, command.service_call_id)
-            self.commands.setdefault(key, []).append((index, command))
+            self.commands.setdefault(command.key, []).append((index, command))
 
     def first(self, key: TimerKey) -> Timer:
         """Return the timer that these commands make where there is none."""
@@ -372,7 +371,7 @@ class _Batch:
 
     def apply(self, timer: Timer) -> Timer:
         """Return the timer as it is after its commands: the same object where nothing changes."""
-        after = self._apply(timer, _key(timer))
+        after = self._apply(timer, timer.key)
         assert after is not None
         return after
 
@@ -385,18 +384,11 @@ class _Batch:
     @property
     def nearest(self) -> datetime | None:
         """The earliest due time that was set."""
-        due_times = (
-            command.due_at
-            for commands in self.commands.values()
-            for index, command in commands
-            if isinstance(command, ScheduleTimer)
-            if self.outcomes[index] in {Outcome.SCHEDULED, Outcome.RESCHEDULED}
-        )
-        return min(due_times, default=None)
+        return nearest_due_at(self._in_order, self.outcomes)
 
     def _apply(self, timer: Timer | None, key: TimerKey) -> Timer | None:
         for index, command in self.commands[key]:
-            timer, self.outcomes[index] = rules.apply(timer, command, self.now)
+            timer, self.outcomes[index] = self._rule(timer, command, self.now)
         return timer
 
 
@@ -407,8 +399,8 @@ async def _insert(connection: Connection, batch: _Batch, keys: Iterable[TimerKey
     return {(row[0], row[1]) for row in inserted}
 
 
-async def _answer(connection: Connection, batch: _Batch) -> dict[TimerKey, Timer]:
-    """Apply requests to all timers that nobody else holds; return these as they are now."""
+async def _decide(connection: Connection, batch: _Batch) -> dict[TimerKey, Timer]:
+    """Decide requests for all timers that nobody else holds; return these as they are now."""
     first = {key: batch.first(key) for key in sorted(batch.commands)}
     inserted = await connection.fetch(_INSERT, *rows.columns(first.values()))
     timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
@@ -421,7 +413,7 @@ async def _answer(connection: Connection, batch: _Batch) -> dict[TimerKey, Timer
         changed = [new for old, new in zip(before, after, strict=True) if new is not old]
         if changed:
             await connection.execute(_UPDATE, *rows.columns(changed))
-        timers |= {_key(timer): timer for timer in after}
+        timers |= {timer.key: timer for timer in after}
     return timers
 
 
@@ -430,11 +422,7 @@ async def _save(connection: Connection, batch: _Batch, locked: Sequence[Timer]) 
     changed = [after for before in locked if (after := batch.apply(before)) is not before]
     if changed:
         await connection.execute(_UPDATE, *rows.columns(changed))
-    return {_key(timer) for timer in locked}
-
-
-def _key(timer: Timer) -> TimerKey:
-    return timer.tenant_id, timer.service_call_id
+    return {timer.key for timer in locked}
 
 
 def _later(moment: datetime, span: timedelta) -> datetime:

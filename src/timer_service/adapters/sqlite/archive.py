@@ -24,9 +24,8 @@ from timer_service.adapters.sqlite.epochs import insert_epochs, read_epochs
 from timer_service.adapters.sqlite.ownership import sole_owner
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import CriticalError
-from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_store import TimerKey
 
 _READ: Final = f"""
 SELECT {rows.COLUMNS} FROM timer_schedules

@@ -6,9 +6,8 @@ from itertools import islice
 from typing import Any, Final
 
 from timer_service.adapters.sqlite.rows import text
-from timer_service.domain.messages import TenantId
+from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_store import TimerKey
 
 SCANNED_ROWS: Final = 20_000
 """So many due timers are passed at the most in one look to learn whose they are."""

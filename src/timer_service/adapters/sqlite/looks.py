@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
 from timer_service.adapters.sqlite.rows import text
-from timer_service.domain.messages import TenantId
-from timer_service.ports.timer_store import HeldBack, TimerKey
+from timer_service.domain.messages import TenantId, TimerKey
+from timer_service.ports.timer_store import HeldBack
 
 ROUNDS: Final = 4
 """So often, at the most, is what some tenants leave of a claim offered to those that have more."""

@@ -46,15 +46,15 @@ from timer_service.domain.messages import (
     DueTimeReached,
     ServiceCallId,
     TenantId,
+    TimerKey,
 )
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
-    Applied,
     Claim,
+    Decided,
     HeldBack,
     StoreCounts,
-    TimerKey,
     TimerQuery,
 )
 
@@ -199,36 +199,38 @@ class SqliteTimerStore:
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply the domain's rules in order."""
-        outcomes, _ = await self._apply(commands, now)
+        outcomes, _ = await self._change(commands, now, rules.apply)
         return outcomes
 
-    async def answer(self, requests: Sequence[Command], now: datetime) -> list[Applied]:
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         """Apply the domain's rules; a timer that is being fired is not open to requests, nor the reverse."""
         closed = self._claimed | self._wanted
-        requested = {(r.tenant_id, r.service_call_id): r for r in requests}
+        requested = {request.key: request for request in requests}
         requested = {key: request for key, request in requested.items() if key not in closed}
         self._called_lately |= requested.keys()
         self._calling.update(requested.keys())
         try:
-            outcomes, timers = await self._apply(list(requested.values()), now) if requested else ([], {})
+            outcomes, timers = (
+                await self._change(list(requested.values()), now, rules.decide) if requested else ([], {})
+            )
         finally:
             self._calling.subtract(requested.keys())
             self._calling = +self._calling  # Entries of zero would stay for ever.
-        applied = dict(zip(requested, outcomes, strict=True))
-        return [_applied(applied, timers, (r.tenant_id, r.service_call_id)) for r in requests]
+        decided = dict(zip(requested, outcomes, strict=True))
+        return [_decided(decided, timers, request.key) for request in requests]
 
-    async def _apply(
-        self, commands: Sequence[Command], now: datetime
+    async def _change(
+        self, commands: Sequence[Command], now: datetime, rule: rules.Rule
     ) -> tuple[list[Outcome], dict[TimerKey, Timer]]:
         """Load the rows concerned, apply the rules in order, save what changed."""
         outcomes: list[Outcome] = []
         async with self._transaction() as changes:
-            timers = await self._load({(c.tenant_id, c.service_call_id) for c in commands})
+            timers = await self._load({command.key for command in commands})
             changed = changes.timers
             for command in commands:
-                key = (command.tenant_id, command.service_call_id)
+                key = command.key
                 before = timers.get(key)
-                timers[key], outcome = rules.apply(before, command, now)
+                timers[key], outcome = rule(before, command, now)
                 if timers[key] is not before:
                     changed[key] = timers[key]
                     changes.pending += _is_pending(timers[key]) - _is_pending(before)
@@ -305,7 +307,7 @@ class SqliteTimerStore:
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark each timer whose published generation still stands."""
         async with self._transaction() as changes:
-            fired = [(e.tenant_id, e.service_call_id, e.generation, _text(e.reached_at)) for e in events]
+            fired = [(*event.key, event.generation, _text(event.reached_at)) for event in events]
             cursor = await self._writer.execute(_MARK_REACHED, (json.dumps(fired),))
             changes.pending = -cursor.rowcount
             return cursor.rowcount
@@ -355,8 +357,7 @@ class SqliteTimerStore:
 
     async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
         rows = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
-        timers = map(_timer, rows)
-        return {(timer.tenant_id, timer.service_call_id): timer for timer in timers}
+        return {timer.key: timer for timer in map(_timer, rows)}
 
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         with translated(self._path):
@@ -415,9 +416,9 @@ class _SqliteClaim:
         return marked
 
 
-def _applied(outcomes: dict[TimerKey, Outcome], timers: dict[TimerKey, Timer], key: TimerKey) -> Applied:
+def _decided(outcomes: dict[TimerKey, Outcome], timers: dict[TimerKey, Timer], key: TimerKey) -> Decided:
     outcome = outcomes.get(key, Outcome.DUE)
-    return Applied(outcome, None if outcome is Outcome.DUE else timers[key])
+    return Decided(outcome, None if outcome is Outcome.DUE else timers[key])
 
 
 def _is_pending(timer: Timer | None) -> bool:
