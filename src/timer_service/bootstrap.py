@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from timer_client.subjects import Subjects
+from timer_service.adapters.nats.api import timer_api
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.calls import Calls
@@ -67,7 +69,9 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
 
             app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
             await stack.enter_async_context(serving(app, settings.http_host, settings.http_port))
-        await stack.enter_async_context(bus.running(calls))
+        await stack.enter_async_context(bus.running())
+        # Inside: what is under way at the end is answered over the connection that the bus then closes.
+        bus.attach(await stack.enter_async_context(timer_api(calls, Subjects(settings.subject_prefix))))
         await stack.enter_async_context(listen(service.wake_for))
         yield service
 

@@ -116,9 +116,7 @@ async def serving(broker: NatsServer, prefix: str, calls: FakeCalls | None = Non
     try:
         async with asyncio.TaskGroup() as tasks:
             api = TimerApi(calls, Subjects(prefix), tasks)
-            await api.serve(served_by)
-            await served_by.flush()
-            await served_by.flush()
+            await api.start(served_by)
             line = Line(api, calls, client, served_by)
             line.prefix = prefix
             try:

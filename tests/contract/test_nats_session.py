@@ -16,9 +16,11 @@ from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from tests.support.timers import reached
+from timer_client.subjects import Subjects
 from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats import bus as bus_module
 from timer_service.adapters.nats import connecting
+from timer_service.adapters.nats.api import timer_api
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.streams import Streams, ensure_streams
 from timer_service.domain.errors import StoreBusy
@@ -98,7 +100,12 @@ async def test_the_store_agrees_to_the_history_before_requests_are_answered(
     client = await nats.connect(shared_broker.url)
 
     try:
-        async with bus.running(FakeCalls()), asyncio.timeout(PATIENCE_S):
+        async with (
+            bus.running(),
+            timer_api(FakeCalls(), Subjects(prefix)) as api,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            bus.attach(api)
             await serving.wait()
             answer = await client.request(f"{prefix}.status", b"", timeout=PATIENCE_S)
     finally:

@@ -314,6 +314,7 @@ def _world(plan: Plan, folder: Path, template: Path) -> Iterator[World]:
 
 NEVER_WAITS = {
     ("adapters/nats/api.py", "self._refusals.flush(client)"): "only where the last moment brought requests",
+    ("adapters/nats/api.py", "async with asyncio.TaskGroup()"): "all that it owns is over by then",
     ("adapters/nats/handlers.py", "accept_clock_step"): "sets a number and returns",
     ("workflows/answer_requests.py", "self._work([waiting])"): "only after an error that nobody expects",
     ("adapters/sqlite/store.py", "async with self._writing:"): "only where two write at once",
@@ -338,7 +339,8 @@ NEVER_WAITS = {
     ("adapters/sqlite/write_ahead_log.py", "self._questions.held_back()"): "only where somebody asks",
     ("bootstrap.py", "serving(app"): "the simulation has no HTTP",
     ("service.py", "self._store.count(now)"): "asked for over HTTP, which the simulation does not have",
-    ("bootstrap.py", "bus.running(calls)"): "starts a task and waits for nothing",
+    ("bootstrap.py", "bus.running()"): "starts a task and waits for nothing",
+    ("bootstrap.py", "timer_api("): "the same",
     ("bootstrap.py", "listen(service.wake_for)"): "starts a task on PostgreSQL and nothing on SQLite",
 }
 """Places at which nobody can be killed, each with the reason."""

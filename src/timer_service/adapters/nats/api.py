@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -37,6 +38,7 @@ REPLY_PREFIXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 STOP_GRACE_S: Final = 3.0
 """Longer than a request waits for a timer that is being fired."""
 STOP_FLUSH_S: Final = 1
+LISTEN_TIMEOUT_S: Final = 5
 FULL_RETRY_S: Final = 1.0
 _OPERATOR: Final = TenantId("")
 
@@ -60,6 +62,17 @@ class _Waiting:
     started_ns: int
 
 
+@asynccontextmanager
+async def timer_api(calls: TimerCalls, subjects: Subjects) -> AsyncIterator["TimerApi"]:
+    """Answer requests over whichever connection there is; finish at the end what is under way."""
+    async with asyncio.TaskGroup() as tasks:
+        api = TimerApi(calls, subjects, tasks)
+        try:
+            yield api
+        finally:
+            await api.stop()
+
+
 class TimerApi:
     """The endpoints of the `timer` micro service.
 
@@ -80,7 +93,7 @@ class TimerApi:
         self._prefix = subjects.prefix
         self._endpoints = _endpoints(subjects)
 
-    async def serve(self, client: TolerantClient) -> None:
+    async def start(self, client: TolerantClient) -> None:
         """Listen on one connection; it ends with that connection."""
         self._client = client
         self._notes.begin(endpoint.name for endpoint in self._endpoints)
@@ -112,6 +125,13 @@ class TimerApi:
         ]
         for subscription in self._subscriptions:
             client.deliver_at_once(subscription)
+        # Twice, because nats-py may send the first ping ahead of the subscriptions.
+        await client.flush(timeout=LISTEN_TIMEOUT_S)
+        await client.flush(timeout=LISTEN_TIMEOUT_S)
+
+    def lost(self) -> None:
+        """Let go of a connection that is gone; what is under way is answered over the next one, if at all."""
+        self._client = None
 
     async def stop(self) -> None:
         """Refuse what waits and what still comes in, and finish what is under way."""
@@ -233,8 +253,7 @@ class TimerApi:
             return "500", TimerServiceError.public
 
     async def _respond(self, waiting: _Waiting, answer: Answer) -> str:
-        assert self._client is not None
-        if len(answer.body) > self._client.max_payload:
+        if self._client is not None and len(answer.body) > self._client.max_payload:
             raise ServiceError(
                 "500",
                 f"the answer has {len(answer.body)} bytes, more than the broker lets pass "
@@ -245,7 +264,8 @@ class TimerApi:
         return answer.outcome if told else "lost"
 
     async def _say(self, waiting: _Waiting, body: bytes, headers: dict[str, str] | None = None) -> bool:
-        assert self._client is not None  # The request came over it.
+        if self._client is None:
+            return False
         try:
             await self._client.publish(waiting.reply, body, headers=headers)
         except (NatsError, OSError):

@@ -15,7 +15,6 @@ from nats.js.errors import ServiceUnavailableError
 
 from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters import codec
-from timer_service.adapters.nats.api import TimerApi
 from timer_service.adapters.nats.backlog import BacklogQuestions
 from timer_service.adapters.nats.complaints import Complaints
 from timer_service.adapters.nats.connecting import Connector, close
@@ -24,6 +23,7 @@ from timer_service.adapters.nats.letters import LONGEST_DELAY_S, ROOM_FOR_PARKED
 from timer_service.adapters.nats.positions import CommandPositions, StreamEnd, read_stream_end
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.pull import CommandPull, read_delivery
+from timer_service.adapters.nats.session import SessionPart
 from timer_service.adapters.nats.stream_watch import LOOK_INTERVAL_S, StreamWatch
 from timer_service.adapters.nats.streams import (
     CONSUMER_NAME,
@@ -38,7 +38,6 @@ from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import Backlog, Refusal
 from timer_service.ports.event_sink import PublishResult
 from timer_service.ports.stream_epochs import StreamEpochs
-from timer_service.ports.timer_calls import TimerCalls
 from timer_service.waiting import Over, unless
 
 MIN_ACK_PENDING: Final = 1_000
@@ -104,25 +103,21 @@ class NatsEventBus:
         self._session_over = asyncio.Event()
         self._stream_missing = asyncio.Event()
         self._connector = Connector(options.connect, chance, self._on_error, self._on_closed)
-        self._api: TimerApi | None = None
+        self._attached: list[SessionPart] = []
         self._told: str | None = None
         self._complaint: str | None = None
         self._complaints = Complaints()
         self._streams = StreamWatch()
 
     @asynccontextmanager
-    async def running(self, calls: TimerCalls | None = None) -> AsyncIterator[None]:
-        """Keep a session with the broker in the background, and answer calls where someone can."""
+    async def running(self) -> AsyncIterator[None]:
+        """Keep a session with the broker in the background."""
         async with asyncio.TaskGroup() as tasks:
-            if calls is not None:
-                self._api = TimerApi(calls, self._subjects, tasks)
             keeper = tasks.create_task(self._keep_session(), name="nats.keep_session")
             writer = tasks.create_task(self.letters.keep_writing(), name="nats.letters")
             try:
                 yield
             finally:
-                if self._api is not None:
-                    await self._api.stop()
                 await self._give_back()
                 # A flag as well, because nats-py swallows a cancellation now and then.
                 self._stopping = True
@@ -134,6 +129,10 @@ class NatsEventBus:
         """Let the broker deliver what we have not begun with to whoever comes next, at once."""
         unbegun = [*self._buffer.take_all(), *self.letters.take_all()]
         await self.answer([(message, b"-NAK") for message in unbegun])
+
+    def attach(self, part: SessionPart) -> None:
+        """Have a part start on every connection from now on, once streams and consumer are there."""
+        self._attached.append(part)
 
     @property
     def problem(self) -> str | None:
@@ -230,7 +229,7 @@ class NatsEventBus:
         try:
             await publisher.start()
             await questions.start()
-            pause, answering = FIRST_RETRY_S, False
+            pause, to_start = FIRST_RETRY_S, list(self._attached)
             while not client.is_closed and not self._stopping:
                 self._session_over.clear()
                 self._complaint = None
@@ -246,12 +245,8 @@ class NatsEventBus:
                 # Only now: before the streams are there, every publication would be rejected.
                 self._client, self._publisher, self._questions = client, publisher, questions
                 self.letters.connected(publisher, client.max_payload)
-                if self._api is not None and not answering:
-                    answering = True
-                    await self._api.serve(client)
-                    # Twice, because nats-py may send the first ping ahead of the subscriptions.
-                    await client.flush(timeout=ANSWER_TIMEOUT_S)
-                    await client.flush(timeout=ANSWER_TIMEOUT_S)
+                while to_start:
+                    await to_start.pop().start(client)
                 self._tell_available()
                 await self._watch(client, jetstream)
                 await self._stop_pulling()
@@ -262,6 +257,8 @@ class NatsEventBus:
         finally:
             publisher.connection_lost()
             questions.connection_lost()
+            for part in self._attached:
+                part.lost()
 
     async def _prepare(self, client: TolerantClient, jetstream: JetStreamContext) -> None:
         """Ensure streams and consumer, and start to pull."""
