@@ -8,9 +8,9 @@ from timer_service.adapters.nats.api import timer_api
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.calls import Calls
-from timer_service.config import Settings
+from timer_service.config import Settings, nats_connect_options
 from timer_service.domain.admission import RateLimit
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
 from timer_service.service import Service
 from timer_service.stores import open_store
 
@@ -20,7 +20,7 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
     """Build the service with its real adapters; the broker may still be away."""
     clock = SystemClock(settings.max_clock_step_span)
     metrics = Metrics(tenants=settings.metrics_tenants)
-    metrics.follow("timer_clock_step_held_seconds", lambda: clock.held_step_s)
+    metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
     async with AsyncExitStack() as stack:
         store, listen, meet_history = await stack.enter_async_context(
             open_store(settings, clock.now, metrics)
@@ -34,8 +34,8 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
             metrics.letter_dropped,
             meet_history=meet_history,
         )
-        metrics.follow("timer_dead_letters_waiting", lambda: bus.letters.waiting)
-        metrics.follow("timer_stream_tail_lost", lambda: bus.positions.warning is not None)
+        metrics.gauges.dead_letters_waiting.set_function(lambda: bus.letters.waiting)
+        metrics.gauges.stream_tail_lost.set_function(lambda: bus.positions.warning is not None)
         service = Service(
             store=store,
             source=bus,
@@ -78,7 +78,7 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
 
 def _nats_options(settings: Settings) -> NatsOptions:
     return NatsOptions(
-        connect=settings.nats_connect_options(),
+        connect=nats_connect_options(settings),
         prefix=settings.subject_prefix,
         domain=settings.jetstream_domain,
         replicas=settings.stream_replicas,

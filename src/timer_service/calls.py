@@ -16,7 +16,7 @@ from timer_service.domain.messages import (
     Trace,
 )
 from timer_service.domain.timer import Timer
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.timer_calls import CallAnswer
@@ -95,6 +95,7 @@ class Calls:
         counts = await self._store.count(now)
         self._counted(counts)
         overdue = counts.oldest_overdue_at
+        recent = self._metrics.recent()
         facts = {
             "instance": self.instance,
             "version": __version__,
@@ -104,7 +105,10 @@ class Calls:
             "oldestOverdueSeconds": (now - overdue).total_seconds() if overdue else 0,
             "nextDueAt": _shown(counts.next_due_at),
             "databaseBytes": counts.file_bytes,
-            **self._metrics.recent(),
+            "commandsPerSecond": recent.commands_per_s,
+            "firedPerSecond": recent.fired_per_s,
+            "latenessP50Seconds": recent.lateness_p50_s,
+            "latenessP99Seconds": recent.lateness_p99_s,
         }
         return {name: fact for name, fact in facts.items() if fact is not None}
 

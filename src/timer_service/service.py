@@ -10,14 +10,14 @@ from typing import Final, TypeVar
 import structlog
 
 from timer_service.domain.errors import BusUnavailable, TransientError
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
+from timer_service.observability.work_log import WorkLog
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandBatch, CommandSource
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import StoreCounts, TimerStore
 from timer_service.waiting import Over, first_done, owned, unless
-from timer_service.work_log import WorkLog
 from timer_service.workflows.catch_up import CatchUp
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack

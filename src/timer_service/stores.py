@@ -13,7 +13,7 @@ from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerStore
@@ -46,7 +46,7 @@ async def open_store(
     async with open_postgres_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache
     ) as store:
-        metrics.follow("timer_clock_skew_seconds", lambda: store.skew_s)
+        metrics.gauges.clock_skew_s.set_function(lambda: store.skew_s)
         yield store, store.listen, _any_history
 
 

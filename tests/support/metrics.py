@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import promql_parser
 from prometheus_client.metrics import MetricWrapperBase
 
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
 
 ADDED_BY_PROMETHEUS = frozenset({"instance", "job"})
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}

@@ -10,7 +10,7 @@ import yaml
 
 from tests.support.documents import read
 from tests.support.metrics import families, selectors, series, unknown_names
-from timer_service.observability import LATENESS_BUCKETS_S
+from timer_service.observability.metrics import LATENESS_BUCKETS_S
 from timer_service.ports.event_sink import Published
 from timer_service.service import MIN_FREE_BYTES, SILENT_S
 

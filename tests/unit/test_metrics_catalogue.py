@@ -4,7 +4,7 @@ import re
 
 from tests.support.documents import code_words, table
 from tests.support.metrics import Family, families
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
 
 DOCUMENT = "docs/monitoring.md"
 

@@ -21,7 +21,7 @@ from timer_service.domain.admission import RateLimit
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
-from timer_service.observability import Metrics
+from timer_service.observability.metrics import Metrics
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts

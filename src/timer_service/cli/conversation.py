@@ -25,7 +25,7 @@ from timer_service.cli.exits import (
     CommandFailed,
     complain,
 )
-from timer_service.config import Settings, load_settings
+from timer_service.config import Settings, load_settings, nats_connect_options
 from timer_service.printable import printable, printable_json
 
 CONNECT_TIMEOUT_S: Final = 2
@@ -104,7 +104,7 @@ async def _connection(settings: Settings, *, for_ever: bool) -> AsyncIterator[Cl
 
 def _once(settings: Settings) -> dict[str, Any]:
     return {
-        **settings.nats_connect_options(),
+        **nats_connect_options(settings),
         "name": "timer-service-cli",
         "connect_timeout": CONNECT_TIMEOUT_S,
         "allow_reconnect": False,

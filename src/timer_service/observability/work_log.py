@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import structlog
 
 from timer_service.domain.errors import RefusalReason
-from timer_service.log_summary import Later, LogSummary, on_this_loop
+from timer_service.observability.log_summary import Later, LogSummary, on_this_loop
 from timer_service.ports.command_source import Refusal
 from timer_service.workflows.catch_up import CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport

@@ -1,0 +1,147 @@
+"""What a value must be: checks of single settings, and of settings that belong together."""
+
+import os
+import ssl
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import nkeys  # type: ignore[import-untyped]
+from pydantic import AfterValidator, SecretStr, WrapValidator
+
+from timer_service.addresses import is_clear
+from timer_service.config.durations import parse_duration
+
+ENV_PREFIX: Final = "TIMER_"
+MAX_RETENTION_DAYS: Final = 36_500
+ACK_WAITS_KEPT: Final = 10
+"""How many acknowledgements in a row may be lost before an ended timer is forgotten."""
+DUPLICATE_WINDOW: Final = timedelta(minutes=2)
+"""For how long the broker drops a message that is published again."""
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+_STORES: Final = ("sqlite", "postgresql", "postgres")
+_ALWAYS: Final = timedelta(days=MAX_RETENTION_DAYS)
+
+
+def env_name(field: str) -> str:
+    """Return the environment variable of a setting."""
+    return (ENV_PREFIX + field).upper()
+
+
+def check_set_together(settings: object, *names: str) -> None:
+    """Raise ValueError where only some of the settings are set."""
+    if len({getattr(settings, name) is None for name in names}) > 1:
+        raise ValueError(f"{' and '.join(map(env_name, names))} must be set together")
+
+
+def check_at_most_one(settings: object, *names: str) -> None:
+    """Raise ValueError where more than one of the settings is set."""
+    chosen = [env_name(name) for name in names if getattr(settings, name) is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"only one of {', '.join(chosen)} may be set")
+
+
+def check_retention(retention: str, ack_wait_ms: int) -> None:
+    """Raise ValueError where a command could be delivered again after its timer was deleted."""
+    shortest = ACK_WAITS_KEPT * timedelta(milliseconds=ack_wait_ms) + DUPLICATE_WINDOW
+    if retention != "off" and parse_duration(retention) < shortest:
+        raise ValueError(
+            f"TIMER_RETENTION={retention} is too short for TIMER_ACK_WAIT={ack_wait_ms}: a "
+            "command whose acknowledgement is lost would revive a deleted timer; it must be off "
+            f"or at least {shortest.total_seconds():g}s ({ACK_WAITS_KEPT} times TIMER_ACK_WAIT and "
+            "the broker's duplicate window of 2m)"
+        )
+
+
+def _readable_file(path: Path) -> Path:
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise ValueError("no such file")
+    return path
+
+
+def _nkey_seed(path: Path) -> Path:
+    try:
+        nkeys.from_seed(bytearray(_readable_file(path).read_bytes().strip()))
+    except Exception as error:  # nkeys raises what it likes
+        raise ValueError("no seed") from error
+    return path
+
+
+def _credentials(path: Path) -> Path:
+    text = _readable_file(path).read_bytes()
+    if b"BEGIN NATS USER JWT" not in text or b"BEGIN USER NKEY SEED" not in text:
+        raise ValueError("no credentials")
+    return path
+
+
+def _certificates(path: Path) -> Path:
+    try:
+        ssl.create_default_context(cafile=_readable_file(path))
+    except OSError as error:  # An SSLError is one.
+        raise ValueError("no certificates") from error
+    return path
+
+
+def _server_list(text: str) -> str:
+    servers = [part.strip() for part in text.split(",")]
+    for server in servers:
+        url = urlsplit(server)
+        # Reading the port raises ValueError where it is none.
+        if url.scheme not in _SCHEMES or not url.hostname or url.port == 0 or not is_clear(server):
+            raise ValueError("not a list of servers")
+    if len({server.startswith("ws") for server in servers}) > 1:
+        raise ValueError("not of one kind")
+    return ",".join(servers)
+
+
+def _store_url(url: SecretStr) -> SecretStr:
+    scheme, _, rest = url.get_secret_value().partition("://")
+    # A file has no host: the third slash ends its place, the path comes after it.
+    if scheme not in _STORES or not rest or (scheme == "sqlite" and (rest[0] != "/" or rest == "/")):
+        raise ValueError("not the address of a store")
+    if scheme != "sqlite" and not is_clear(url.get_secret_value()):
+        raise ValueError("not a clear address")
+    return url
+
+
+def _duration_between(shortest: timedelta, longest: timedelta, *, or_else: str) -> Callable[[str], str]:
+    """Return a check for a duration in these bounds, or the one word that may stand in its place."""
+
+    def check(text: str) -> str:
+        if text != or_else and not shortest <= parse_duration(text) <= longest:
+            raise ValueError("out of range")
+        return text
+
+    return check
+
+
+def _milliseconds_between(shortest: int, longest: int) -> Callable[[Any, Callable[[Any], int]], int]:
+    """Return a check for a duration in these bounds; a bare number is one of milliseconds already."""
+
+    def check(value: Any, to_int: Callable[[Any], int]) -> int:
+        if isinstance(value, str) and value[-1:].isalpha():
+            milliseconds, rest = divmod(parse_duration(value), timedelta(milliseconds=1))
+        else:
+            milliseconds, rest = to_int(value), timedelta()
+        if rest or not shortest <= milliseconds <= longest:
+            raise ValueError("out of range")
+        return milliseconds
+
+    return check
+
+
+PollingInterval = Annotated[int, WrapValidator(_milliseconds_between(10, 3_600_000))]
+AckWait = Annotated[int, WrapValidator(_milliseconds_between(1_000, 3_600_000))]
+CatchUp = Annotated[
+    str, AfterValidator(_duration_between(timedelta(milliseconds=100), timedelta(hours=1), or_else="0"))
+]
+ClockStep = Annotated[str, AfterValidator(_duration_between(timedelta(seconds=1), _ALWAYS, or_else="off"))]
+Retention = Annotated[str, AfterValidator(_duration_between(timedelta(minutes=1), _ALWAYS, or_else="off"))]
+ReadableFile = Annotated[Path, AfterValidator(_readable_file)]
+CredentialsFile = Annotated[Path, AfterValidator(_credentials)]
+NkeySeedFile = Annotated[Path, AfterValidator(_nkey_seed)]
+CertificatesFile = Annotated[Path, AfterValidator(_certificates)]
+ServerList = Annotated[str, AfterValidator(_server_list)]
+StoreUrl = Annotated[SecretStr, AfterValidator(_store_url)]

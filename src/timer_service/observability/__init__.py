@@ -1,0 +1,1 @@
+"""What an operator sees: logs on stderr and metrics in Prometheus form."""

@@ -1,0 +1,219 @@
+"""Every metric of the service, in Prometheus form; docs/operations.md describes each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, partial
+from typing import Any, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from timer_service.domain.messages import TenantId
+from timer_service.observability.recent import Recent, RecentWork
+from timer_service.ports.timer_store import StoreCounts
+from timer_service.workflows.fire_due_timers import FireReport
+from timer_service.workflows.schedule_timers import ScheduleReport
+
+LATENESS_BUCKETS_S: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0),
+)
+DURATION_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
+OTHER_TENANTS: Final = "other"
+
+
+def _counter(name: str, text: str, *labels: str) -> Any:
+    return field(default_factory=partial(Counter, name, text, labels, registry=None))
+
+
+def _histogram(name: str, text: str, *labels: str, buckets: Sequence[float]) -> Any:
+    return field(default_factory=partial(Histogram, name, text, labels, buckets=buckets, registry=None))
+
+
+def _gauge(name: str, text: str) -> Any:
+    return field(default_factory=partial(Gauge, name, text, registry=None))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What is counted and measured."""
+
+    commands: Counter = _counter("timer_commands_received", "Commands by type and outcome", "type", "outcome")
+    letters: Counter = _counter("timer_dead_letters", "Messages refused, by reason", "reason")
+    letters_dropped: Counter = _counter(
+        "timer_dead_letters_dropped", "Messages refused whose letter was given up"
+    )
+    redeliveries: Counter = _counter("timer_redeliveries", "Messages delivered more than once")
+    fired: Counter = _counter("timer_schedules_processed", "Timers fired: confirmed by the broker")
+    publish_failures: Counter = _counter("timer_publish_failures", "Events not confirmed, by kind", "kind")
+    lateness: Histogram = _histogram(
+        "timer_lateness_seconds", "From the due time to the broker's confirmation", buckets=LATENESS_BUCKETS_S
+    )
+    tenant_lateness: Histogram = _histogram(
+        "timer_tenant_lateness_seconds",
+        "Lateness by tenant, where TIMER_METRICS_TENANTS asks for it",
+        "tenant",
+        buckets=LATENESS_BUCKETS_S,
+    )
+    polling: Histogram = _histogram(
+        "timer_polling_duration_seconds",
+        "One look for due timers, with publishing and marking",
+        buckets=DURATION_BUCKETS_S,
+    )
+    writes: Histogram = _histogram(
+        "timer_store_write_seconds", "One write transaction", "operation", buckets=DURATION_BUCKETS_S
+    )
+    batch_size: Histogram = _histogram(
+        "timer_batch_size", "Commands or timers per batch", "kind", buckets=SIZE_BUCKETS
+    )
+    requests: Histogram = _histogram(
+        "timer_call_duration_seconds",
+        "Requests to the API by endpoint and outcome",
+        "endpoint",
+        "outcome",
+        buckets=DURATION_BUCKETS_S,
+    )
+    catch_up_given_up: Counter = _counter(
+        "timer_catch_up_given_up",
+        "Timers fired although commands of their tenant still waited, after TIMER_CATCH_UP",
+    )
+    purged: Counter = _counter("timer_purged", "Ended timers deleted by retention")
+    connects: Counter = _counter("timer_broker_connects", "Sessions with the broker, the first one included")
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """What has a value at any moment; whoever knows one sets it, or gives a function that tells it."""
+
+    pending: Gauge = _gauge("timer_pending", "Scheduled timers, due or not")
+    backlog: Gauge = _gauge("timer_backlog", "Timers that are due and not fired yet")
+    oldest_overdue_s: Gauge = _gauge(
+        "timer_oldest_overdue_seconds", "How long the oldest of them has been due"
+    )
+    tenants_waiting: Gauge = _gauge(
+        "timer_tenants_waiting", "Tenants whose due timers wait for commands in the stream"
+    )
+    last_poll_timestamp_s: Gauge = _gauge(
+        "timer_last_poll_timestamp_seconds", "When the worker last looked for due timers"
+    )
+    broker_connected: Gauge = _gauge(
+        "timer_broker_connected", "1 while the broker, its streams and the consumer are there"
+    )
+    dead_letters_waiting: Gauge = _gauge(
+        "timer_dead_letters_waiting", "Refused messages that wait for their letters"
+    )
+    store_available: Gauge = _gauge("timer_store_available", "1 while the store takes writes")
+    store_file_bytes: Gauge = _gauge("timer_store_file_bytes", "Size of the database file")
+    store_wal_bytes: Gauge = _gauge("timer_store_wal_bytes", "Size of the write-ahead log")
+    store_free_bytes: Gauge = _gauge("timer_store_free_bytes", "Space left on the store's disk")
+    clock_step_held_s: Gauge = _gauge(
+        "timer_clock_step_held_seconds", "Leap of the wall clock that waits to be confirmed"
+    )
+    stream_tail_lost: Gauge = _gauge(
+        "timer_stream_tail_lost", "1 for a day after the broker came back without its newest commands"
+    )
+    clock_skew_s: Gauge = _gauge(
+        "timer_clock_skew_seconds", "How far the clock is ahead of the database server's"
+    )
+
+
+class Metrics:
+    """What happens, counted; what is, measured."""
+
+    def __init__(self, *, tenants: int = 0) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.gauges = Gauges()
+        self._table = _Table()
+        self._registry = CollectorRegistry()
+        for table in (self._table, self.gauges):
+            for metric in fields(table):
+                self._registry.register(getattr(table, metric.name))
+        # Kept at hand: to find it by its labels takes longer than all else about a request that is refused.
+        self._requests_of = cache(self._table.requests.labels)
+        self._recent = RecentWork(LATENESS_BUCKETS_S)
+        self._max_tenants = tenants
+        self._tenants: set[TenantId] = set()
+
+    def scheduled(self, report: ScheduleReport) -> None:
+        """Record a batch of commands."""
+        for (command_type, outcome), count in report.commands.items():
+            self._table.commands.labels(command_type, outcome.value).inc(count)
+        for refusal in report.refusals:
+            self._table.letters.labels(refusal.reason.value).inc()
+        self._table.redeliveries.inc(report.redelivered)
+        self._table.batch_size.labels("commands").observe(report.commands.total())
+        self._recent.scheduled(report.commands.total())
+
+    def fired(self, report: FireReport, seconds: float) -> None:
+        """Record one look for due timers."""
+        table = self._table
+        table.polling.observe(seconds)
+        self.gauges.tenants_waiting.set(report.catch_up.waiting)
+        table.catch_up_given_up.inc(report.catch_up.let_go)
+        for _, result in report.failed:
+            table.publish_failures.labels(result.outcome.name.lower()).inc()
+        if not report.confirmed:
+            return
+        table.fired.inc(len(report.confirmed))
+        table.batch_size.labels("timers").observe(len(report.confirmed))
+        lateness_s = [(report.confirmed_at - event.due_at).total_seconds() for event in report.confirmed]
+        for event, late_s in zip(report.confirmed, lateness_s, strict=True):
+            table.lateness.observe(max(0.0, late_s))
+            if self._max_tenants:
+                table.tenant_lateness.labels(self._tenant_label(event.tenant_id)).observe(max(0.0, late_s))
+        self._recent.fired(lateness_s)
+
+    def wrote(self, operation: str, seconds: float) -> None:
+        """Record a write transaction."""
+        self._table.writes.labels(operation).observe(seconds)
+
+    def called(self, endpoint: str, outcome: str, seconds: float) -> None:
+        """Record a call of the API."""
+        self._requests_of(endpoint, outcome).observe(seconds)
+
+    def purged(self, count: int) -> None:
+        """Record what retention deleted."""
+        self._table.purged.inc(count)
+
+    def connected(self) -> None:
+        """Record a session with the broker."""
+        self._table.connects.inc()
+
+    def letter_dropped(self) -> None:
+        """Record a refused message that gets no letter."""
+        self._table.letters_dropped.inc()
+
+    def counted(self, counts: StoreCounts, oldest_overdue_s: float) -> None:
+        """Record what the store holds."""
+        self.gauges.pending.set(counts.pending)
+        self.gauges.backlog.set(counts.overdue)
+        self.gauges.oldest_overdue_s.set(oldest_overdue_s)
+        self.gauges.store_file_bytes.set(counts.file_bytes)
+        self.gauges.store_wal_bytes.set(counts.log_bytes)
+        self.gauges.store_free_bytes.set(counts.free_bytes)
+
+    def health(self, *, polled_at: float, broker: bool, store: bool) -> None:
+        """Record what works."""
+        self.gauges.last_poll_timestamp_s.set(polled_at)
+        self.gauges.broker_connected.set(broker)
+        self.gauges.store_available.set(store)
+
+    def recent(self) -> Recent:
+        """Return rates and lateness of the last minute, for `timer-service status`."""
+        return self._recent.summary()
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text form."""
+        return generate_latest(self._registry)
+
+    def _tenant_label(self, tenant_id: TenantId) -> str:
+        if tenant_id not in self._tenants and len(self._tenants) < self._max_tenants:
+            self._tenants.add(tenant_id)
+        return tenant_id if tenant_id in self._tenants else OTHER_TENANTS

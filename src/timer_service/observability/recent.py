@@ -1,0 +1,75 @@
+"""Rates and lateness of the last minute: a sliding window, second by second."""
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WINDOW_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """How busy and how late the service was in the last minute; lateness is None where nothing fired."""
+
+    commands_per_s: float
+    fired_per_s: float
+    lateness_p50_s: float | None
+    lateness_p99_s: float | None
+
+
+class RecentWork:
+    """Counts commands and fired timers by the second, and forgets what is older than WINDOW_S."""
+
+    def __init__(
+        self, lateness_buckets_s: Sequence[float], elapsed_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._buckets_s = lateness_buckets_s
+        self._elapsed_s = elapsed_s
+        self._seconds: deque[tuple[float, int, Counter[int]]] = deque()
+        """For each second: when, how many commands, how many timers in each bucket of lateness."""
+
+    def scheduled(self, commands: int) -> None:
+        """Count commands."""
+        self._add(commands, Counter())
+
+    def fired(self, lateness_s: Iterable[float]) -> None:
+        """Count timers by their lateness."""
+        self._add(0, Counter(bisect_left(self._buckets_s, late_s) for late_s in lateness_s))
+
+    def summary(self) -> Recent:
+        """Return what the last minute was like."""
+        self._forget()
+        lateness: Counter[int] = Counter()
+        for _, _, tally in self._seconds:
+            lateness += tally
+        return Recent(
+            commands_per_s=round(sum(commands for _, commands, _ in self._seconds) / WINDOW_S, 2),
+            fired_per_s=round(lateness.total() / WINDOW_S, 2),
+            lateness_p50_s=self._quantile(lateness, 0.5),
+            lateness_p99_s=self._quantile(lateness, 0.99),
+        )
+
+    def _add(self, commands: int, lateness: Counter[int]) -> None:
+        second = float(int(self._elapsed_s()))
+        if self._seconds and self._seconds[-1][0] == second:
+            _, before, tally = self._seconds.pop()
+            commands, lateness = before + commands, tally + lateness
+        self._seconds.append((second, commands, lateness))
+        self._forget()
+
+    def _forget(self) -> None:
+        oldest = self._elapsed_s() - WINDOW_S
+        while self._seconds and self._seconds[0][0] < oldest:
+            self._seconds.popleft()
+
+    def _quantile(self, tally: Counter[int], share: float) -> float | None:
+        """Return the upper bound of the bucket that holds the quantile."""
+        rank, seen = share * tally.total(), 0
+        for bucket in sorted(tally):
+            seen += tally[bucket]
+            if seen >= rank:
+                return self._buckets_s[min(bucket, len(self._buckets_s) - 1)]
+        return None
