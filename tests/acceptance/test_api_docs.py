@@ -10,7 +10,6 @@ from typing import Any
 from tests.support.documents import code_words, marked_blocks, read, table
 from tests.support.patience import PATIENCE_S
 from tests.support.world import World
-from timer_service.cli import exits
 from timer_service.domain.timer import Outcome
 
 DOCUMENT = "docs/api.md"
@@ -102,12 +101,6 @@ def test_every_outcome_that_a_caller_can_see_is_listed() -> None:
     inside = {Outcome.DUE, Outcome.SUPERSEDED, Outcome.ALREADY_CANCELLED}
 
     assert listed == {outcome.value for outcome in set(Outcome) - inside}
-
-
-def test_the_exit_codes_are_the_program_s() -> None:
-    listed = {int(row["exit code"]) for row in table(DOCUMENT, "exit code")}
-
-    assert listed == {exits.EXIT_OK, exits.EXIT_USAGE, exits.EXIT_NO_BROKER, exits.EXIT_REFUSED}
 
 
 def _without_moments(value: Any) -> Any:
