@@ -14,15 +14,14 @@ from nats.js.api import DiscardPolicy, RawStreamMsg
 from nats.js.errors import NotFoundError
 
 from tests.support.broker import NatsServer
-from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from timer_client.subjects import Subjects
-from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import EPOCH
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.event_sink import EventSink
+from timer_service.testing import ManualClock, MemoryEventBus, MemoryTimerStore
 
 BATCH_SIZE = 10
 

@@ -14,18 +14,17 @@ from structlog.testing import capture_logs
 from tests.contract.buses import BATCH_SIZE, Line, until
 from tests.support import messages
 from tests.support.broker import NatsServer
-from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client import wire
 from timer_client.subjects import Subjects
-from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.backlog import BacklogQuestions
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
 from timer_service.ports.command_source import Backlog, CommandBatch
+from timer_service.testing import ManualClock, MemoryTimerStore
 
 
 async def send(line: Line, tenant: str, kind: str = "ScheduleTimer") -> int:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import START
 from tests.support.timers import at, cancel, schedule
 from timer_service.adapters.sqlite import backup
 from timer_service.adapters.sqlite.backup import BackupReport, back_up
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.domain.errors import CriticalError
+from timer_service.testing import START
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ import pytest
 
 from tests.contract.buses import until
 from tests.support.broker import NatsServer
-from tests.support.clock import ManualClock
 from tests.support.proxy import Wire
-from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.connecting import is_refusal, learnt_options
+from timer_service.testing import ManualClock, MemoryTimerStore
 
 DEAD = 20
 

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 
 from tests.support import messages
 from tests.support.broker import NatsServer
-from tests.support.clock import REAL_LIMIT_S, START, ManualClock
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, at, call
-from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import TimerState
 from timer_service.ports.command_source import CommandBatch
+from timer_service.testing import START, ManualClock, MemoryTimerStore
 
 
 class Site:
@@ -45,12 +45,12 @@ class Site:
             yield
 
     async def until_connected(self) -> None:
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self.bus.problem is not None:
                 await asyncio.sleep(0.01)
 
     async def until_noticed(self) -> None:
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while "commands" not in self.bus.warnings:
                 await asyncio.sleep(0.01)
 
@@ -60,7 +60,7 @@ class Site:
             messages.cancel("acme", name) if due_s is None else messages.schedule("acme", name, at(due_s))
         )
         subject = f"timer.commands.acme.{envelope['type']}"
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     answer = await self.client.jetstream().publish(subject, messages.encode(envelope))
@@ -71,7 +71,7 @@ class Site:
 
     async def receive(self, *, acknowledge: bool = True) -> tuple[CommandBatch, list[Position]]:
         """Receive one batch, apply it, and say where its commands stand."""
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             batch = await self.bus.receive()
         await self.apply(*batch.commands)
         if acknowledge:
@@ -98,7 +98,7 @@ class Site:
 
     async def until_acknowledged(self) -> None:
         """Wait until the broker has forgotten all that was handled: an acknowledgement is not answered."""
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while await self.left():
                 await asyncio.sleep(0.01)
 

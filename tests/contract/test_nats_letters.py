@@ -8,8 +8,8 @@ from nats.aio.msg import Msg
 from tests.contract.buses import BATCH_SIZE, NatsLine, nats_line, until
 from tests.contract.test_event_bus import consuming, names, send_rubbish, send_schedule, until_unfinished
 from tests.support.broker import NatsServer
-from tests.support.clock import ManualClock
 from timer_service.adapters.nats import letters, publisher
+from timer_service.testing import ManualClock
 
 
 @pytest.fixture

@@ -12,18 +12,17 @@ from structlog.testing import capture_logs
 from tests.contract.buses import until
 from tests.contract.test_nats_api import FakeCalls
 from tests.support.broker import NatsServer
-from tests.support.clock import ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from tests.support.timers import reached
 from timer_client.subjects import Subjects
-from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats import bus as bus_module
 from timer_service.adapters.nats import connecting
 from timer_service.adapters.nats.api import timer_api
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.streams import Streams, ensure_streams
 from timer_service.domain.errors import StoreBusy
+from timer_service.testing import ManualClock, MemoryTimerStore
 
 
 class StoppedWire(Wire):

@@ -7,13 +7,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.support.clock import START
 from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import ACME, at, call, schedule
 from timer_service.adapters.postgres import schema
 from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery
+from timer_service.testing import START
 
 # As version 1 wrote them: each state, a cancel that came before any schedule, the first and the last time.
 _ROWS_OF_VERSION_1 = """

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.clock import START
 from tests.support.plans import Cost, costs
 from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import at
@@ -18,6 +17,7 @@ from timer_service.adapters.postgres.store import open_postgres_store
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import HeldBack, TimerQuery
+from timer_service.testing import START
 
 NOW = "2026-01-01T12:00:00.000Z"
 BUCKET_NOW = int(START.timestamp()) // 600

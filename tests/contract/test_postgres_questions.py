@@ -6,7 +6,6 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from tests.support.clock import START
 from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import ACME, at, call, correlation, schedule, scheduled_timer
 from timer_service.adapters.postgres import connections
@@ -21,6 +20,7 @@ from timer_service.domain.errors import (
     TimerServiceError,
 )
 from timer_service.ports.timer_store import TimerQuery
+from timer_service.testing import START
 
 ANYTHING = [
     *("a\0b", "\0", "\ud800", "a\udfffb", "", "'", "\\", "%s", "$1", "\uffff"),

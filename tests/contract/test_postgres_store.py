@@ -13,7 +13,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.support.clock import START, ManualClock
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import (
     USER_WITH_PASSWORD,
@@ -43,6 +42,7 @@ from timer_service.domain.errors import (
 from timer_service.domain.messages import Command, Trace
 from timer_service.domain.timer import DueTimer, Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery, TimerStore
+from timer_service.testing import START, ManualClock
 
 REPOSITORY = Path(__file__).parents[2]
 NOW = at(0)

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.clock import START
 from tests.support.postgres import fresh_schema
 from tests.support.timers import at, schedule
 from timer_service.adapters.postgres import looks
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
 from timer_service.domain.messages import Command, TenantId
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
+from timer_service.testing import START
 
 MINUTE = 60
 TENANTS = [f"tenant-{n:03}" for n in range(200)]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import START
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, schedule
 from timer_service.adapters.sqlite import due_tenants
 from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
 from timer_service.domain.messages import TenantId
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
+from timer_service.testing import START
 
 LIMIT = 50
 FEW, MANY = 200, 20_000

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.clock import START
 from tests.support.patience import PATIENCE_S
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, call, correlation, schedule
@@ -22,6 +21,7 @@ from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_st
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
+from timer_service.testing import START
 
 DEEP = 20_000
 LIMIT = 100

@@ -20,7 +20,6 @@ from typing import Any, cast
 import aiosqlite
 import pytest
 
-from tests.support.clock import START
 from tests.support.patience import PATIENCE_S
 from tests.support.steps import counted
 from tests.support.timers import (
@@ -61,6 +60,7 @@ from timer_service.domain.errors import (
 )
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery
+from timer_service.testing import START
 
 REPOSITORY = Path(__file__).parents[2]
 

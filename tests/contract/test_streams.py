@@ -22,11 +22,11 @@ from nats.js.api import (
 
 from tests.contract.buses import NatsLine, nats_line, until
 from tests.support.broker import NatsServer
-from tests.support.clock import ManualClock
 from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters.nats import bus as bus_module
 from timer_service.adapters.nats.stream_rules import COMMANDS, EVENTS, LETTERS, broken_promises
 from timer_service.adapters.nats.streams import Streams, ensure_streams
+from timer_service.testing import ManualClock
 
 DAY_S = 86_400.0
 ACK_WAIT_S = 17.0

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
 from timer_service.domain.timer import DueTimer, Outcome
 from timer_service.ports.command_source import Backlog, CommandBatch
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
+from timer_service.testing import MemoryEventBus, MemoryTimerStore
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from datetime import datetime, timedelta
 
-from tests.support.clock import START
 from timer_service.domain.messages import (
     CancelTimer,
     Command,
@@ -16,6 +15,7 @@ from timer_service.domain.messages import (
 )
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import TimerStore
+from timer_service.testing import START
 
 ACME = TenantId("acme")
 GLOBEX = TenantId("globex")

@@ -6,15 +6,14 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.clock import ManualClock
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_client.subjects import Subjects
-from timer_service.adapters.memory import MemoryEventBus, MemoryTimerStore
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed, TimerFiring, TimerOvertaken
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import Outcome
 from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import Decided
+from timer_service.testing import ManualClock, MemoryEventBus, MemoryTimerStore
 from timer_service.workflows.answer_requests import MAX_GROUP, PAUSE_S, TRIES, RequestDesk
 
 

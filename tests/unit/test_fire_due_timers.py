@@ -7,16 +7,15 @@ from typing import TypeVar
 import pytest
 
 from tests.support import messages
-from tests.support.clock import ManualClock
 from tests.support.fakes import FragileStore, RecordingBus, no_retry
 from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedule
 from timer_client.subjects import Subjects
 from timer_service.adapters.codec import encode_event
-from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
 from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import TimerState
 from timer_service.ports.event_sink import Published, PublishResult
+from timer_service.testing import ManualClock, MemoryEventBus
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange

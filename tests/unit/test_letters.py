@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.clock import ManualClock
 from timer_client.subjects import Subjects
 from timer_service.adapters.nats import letters as letters_module
 from timer_service.adapters.nats.incoming import Incoming
@@ -18,6 +17,7 @@ from timer_service.domain.errors import RefusalReason
 from timer_service.domain.messages import Position
 from timer_service.ports.command_source import Refusal
 from timer_service.ports.event_sink import Published, PublishResult
+from timer_service.testing import ManualClock
 
 CONFIRMED = PublishResult(Published.CONFIRMED)
 FULL = PublishResult(Published.STREAM_REFUSED, "maximum bytes exceeded")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from structlog.testing import capture_logs
 
-from tests.support.clock import START
 from tests.support.timers import ACME, GLOBEX, at, reached
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.timer import Outcome
 from timer_service.observability.log_summary import LogSummary
 from timer_service.observability.work_log import WorkLog
 from timer_service.ports.command_source import Refusal
+from timer_service.testing import START
 from timer_service.workflows.catch_up import CatchUpChange
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.hold_back import HoldBackChange

@@ -7,14 +7,13 @@ from nats.errors import NoServersError
 from nats.js.errors import ServiceUnavailableError
 from structlog.testing import capture_logs
 
-from tests.support.clock import ManualClock
 from tests.support.timers import ACME, reached, schedule
-from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats import bus as bus_module
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.incoming import Incoming
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import Position
+from timer_service.testing import ManualClock, MemoryTimerStore
 
 
 @pytest.fixture

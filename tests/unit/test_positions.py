@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from nats.errors import Error as NatsError
 
-from tests.support.clock import ManualClock
-from timer_service.adapters.memory import MemoryTimerStore
 from timer_service.adapters.nats.positions import (
     BEGIN_TRIES,
     CommandPositions,
@@ -18,6 +16,7 @@ from timer_service.adapters.nats.pull import Delivery
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import Position
+from timer_service.testing import ManualClock, MemoryTimerStore
 
 CREATED_US = 1_000
 END = StreamEnd(CREATED_US, 5, 500)

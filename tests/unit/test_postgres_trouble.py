@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.clock import START
 from tests.support.timers import cancel, schedule
 from timer_service.adapters.postgres import opening, schema
 from timer_service.adapters.postgres import store as store_module
@@ -22,6 +21,7 @@ from timer_service.adapters.postgres.store import APPLY_TRIES, PostgresTimerStor
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.domain.timer import Outcome
 from timer_service.ports.timer_store import Decided
+from timer_service.testing import START
 
 
 class FakeConnection:

@@ -2,10 +2,9 @@
 
 from datetime import timedelta
 
-from tests.support.clock import ManualClock
 from tests.support.fakes import no_retry
 from tests.support.timers import at, cancel, schedule
-from timer_service.adapters.memory import MemoryTimerStore
+from timer_service.testing import ManualClock, MemoryTimerStore
 from timer_service.workflows.purge_timers import purge_timers
 
 

@@ -7,14 +7,13 @@ from typing import TypeVar
 import pytest
 
 from tests.support import messages
-from tests.support.clock import ManualClock
 from tests.support.fakes import FragileStore, no_retry
 from tests.support.timers import ACME, at, call, scheduled_timer
 from timer_client.subjects import Subjects
-from timer_service.adapters.memory import MemoryEventBus
 from timer_service.domain.errors import RefusalReason, StoreBusy, StoreFailed
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.command_source import Refusal
+from timer_service.testing import ManualClock, MemoryEventBus
 from timer_service.workflows.schedule_timers import ScheduleReport, schedule_timers
 
 T = TypeVar("T")

@@ -10,12 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support import messages
-from tests.support.clock import REAL_LIMIT_S, START, TURNS_TO_REST, ManualClock
 from tests.support.fakes import FragileStore, RecordingBus
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_client.subjects import Subjects
 from timer_service import service as service_module
-from timer_service.adapters.memory import MemoryEventBus
 from timer_service.calls import Calls
 from timer_service.domain.admission import RateLimit
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
@@ -26,6 +25,8 @@ from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
 from timer_service.service import LOOK_AGAIN_S, Service, run_service
+from timer_service.testing import START, ManualClock, MemoryEventBus
+from timer_service.testing.clock import TURNS_TO_REST
 from timer_service.waiting import owned
 from timer_service.workflows import hold_back
 
@@ -85,7 +86,7 @@ class Rig:
         try:
             yield task
             self.service.stop()
-            async with asyncio.timeout(REAL_LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await task
         finally:
             task.cancel()
@@ -98,7 +99,7 @@ class Rig:
         return self.store.timers[ACME, call(name)].state
 
     async def until_kept(self, count: int) -> None:
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.store.timers) < count or self.broker.pending:
                 await asyncio.sleep(0)
 
@@ -263,7 +264,7 @@ async def test_a_timer_accepted_while_others_are_published_is_not_missed() -> No
     rig.bus.meanwhile = accept
 
     async with rig.running():
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(rig.bus.published) < 2:
                 await asyncio.sleep(0)
 
@@ -365,7 +366,7 @@ async def test_under_backlog_the_next_batch_is_published_while_one_is_marked() -
     await rig.keep(*[schedule(f"order-{n}", -9 + n, number=n) for n in range(1, 5)])
 
     async with rig.running():
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(rig.bus.published) < 3:
                 await asyncio.sleep(0)
         store.released.set()
@@ -409,7 +410,7 @@ async def test_a_disk_that_fails_in_one_lane_ends_the_others_at_once() -> None:
 
     rig.bus.meanwhile = fail_in_the_third_batch
     with pytest.raises(StoreFailed, match="the disk is gone"):
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await run_service(rig.service, asyncio.Event())
 
     # Not more than what the other lane had under way.
@@ -435,7 +436,7 @@ async def test_a_failed_disk_in_one_lane_is_not_hidden_by_a_busy_one_in_another(
 
     rig.bus.meanwhile = backlog_begins
     with pytest.raises(StoreFailed, match="the disk is gone"):
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await run_service(rig.service, asyncio.Event())
 
 
@@ -490,7 +491,7 @@ async def test_due_timers_in_the_hands_of_requests_are_not_asked_for_without_a_p
     await rig.keep(schedule("order-1", 0))
 
     async with rig.running():
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not rig.bus.published:
                 looks = store.calls.count("claim_due")
                 await rig.clock.until_rest()
@@ -678,7 +679,7 @@ async def test_it_stops_from_its_sleep() -> None:
     async with rig.running() as task:
         await rig.clock.until_waits(1)
         rig.service.stop()
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await task
 
     assert rig.store.calls.count("claim_due") == 1
@@ -693,7 +694,7 @@ async def test_it_finishes_the_batch_in_hand_and_takes_no_other() -> None:
 
     rig.bus.meanwhile = stop
 
-    async with rig.running() as task, asyncio.timeout(REAL_LIMIT_S):
+    async with rig.running() as task, asyncio.timeout(PATIENCE_S):
         await task
 
     assert rig.fired() == [["order-1", "order-2"]]
@@ -708,7 +709,7 @@ async def test_it_stops_also_while_the_store_fails_again_and_again(method: str) 
 
     async with rig.running():
         rig.send("order-2", 60)
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while rig.store.calls.count(method) < 1:
                 await asyncio.sleep(0)
 
@@ -734,7 +735,7 @@ async def test_a_queue_of_commands_is_not_worked_off_after_it_was_told_to_stop()
         rig.send(f"order-{number}", 60)
 
     async with rig.running():
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not rig.store.timers:
                 await asyncio.sleep(0)
 
@@ -750,7 +751,7 @@ async def test_a_failure_that_nobody_can_heal_ends_both_loops(method: str) -> No
     rig.send("order-1", 60)
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await rig.service.run()
 
     assert [str(error) for error in caught.value.exceptions] == ["the disk is gone"]
@@ -763,7 +764,7 @@ async def test_it_runs_until_told_to_stop() -> None:
         running = asyncio.ensure_future(run_service(rig.service, stop))
         await rig.clock.until_waits(1)
         stop.set()
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
 
     assert log == [{"event": "service.stopping", "log_level": "info", "grace_s": 10.0}]
@@ -780,7 +781,7 @@ async def test_told_to_stop_it_finishes_the_batch_in_hand(monkeypatch: pytest.Mo
             await asyncio.sleep(0)
 
     rig.bus.meanwhile = stop_while_the_broker_takes_its_time
-    async with asyncio.timeout(REAL_LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await run_service(rig.service, stop)
 
     assert rig.state("order-1") is TimerState.REACHED
@@ -791,7 +792,7 @@ async def test_a_failure_is_passed_on_to_whoever_runs_it() -> None:
     rig.store.fail("claim_due", StoreFailed("the disk is gone"))
 
     with capture_logs() as log, pytest.raises(StoreFailed, match="the disk is gone"):
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await run_service(rig.service, asyncio.Event())
 
     assert log == []
@@ -814,7 +815,7 @@ async def test_a_batch_that_never_ends_is_cut_off_after_the_grace_period(
     await rig.keep(schedule("order-1", 0))
     running = asyncio.ensure_future(run_service(rig.service, stop))
 
-    async with asyncio.timeout(REAL_LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not rig.bus.published:
             await asyncio.sleep(0)
         stop.set()
@@ -834,7 +835,7 @@ async def test_the_log_tells_of_each_batch_in_one_line() -> None:
 
     with capture_logs() as log:
         async with rig.running():
-            async with asyncio.timeout(REAL_LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not rig.fired():
                     await asyncio.sleep(0)
 
@@ -934,7 +935,7 @@ async def test_other_work_goes_on_between_two_batches_that_are_deleted(
     rig.send("due", 0)
 
     async with rig.running():
-        async with asyncio.timeout(REAL_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not rig.bus.published:
                 await asyncio.sleep(0)
         left = len(rig.store.timers)

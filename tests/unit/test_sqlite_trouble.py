@@ -8,13 +8,13 @@ from typing import Any, cast
 import aiosqlite
 import pytest
 
-from tests.support.clock import START
 from tests.support.timers import ACME, GLOBEX, scheduled_timer
 from timer_service.adapters.sqlite import connections, questions
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
 from timer_service.adapters.sqlite.connections import prepare_in_time
 from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
 from timer_service.domain.errors import CriticalError, StoreFailed
+from timer_service.testing import START
 from timer_service.workflows.copy_timers import copy_timers
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.support.clock import REAL_LIMIT_S
+from tests.support.patience import PATIENCE_S
 from timer_service.adapters.system import SystemClock, chance, local_now
 
 
@@ -40,7 +40,7 @@ async def test_a_wait_ends_when_it_is_woken() -> None:
 
     wake.set()
 
-    async with asyncio.timeout(REAL_LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await waiting
 
 
@@ -48,7 +48,7 @@ async def test_a_wait_that_is_woken_before_it_begins_is_over_at_once() -> None:
     wake = asyncio.Event()
     wake.set()
 
-    async with asyncio.timeout(REAL_LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await SystemClock().wait(3600, wake)
 
 

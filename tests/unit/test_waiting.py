@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.clock import REAL_LIMIT_S
+from tests.support.patience import PATIENCE_S
 from timer_service import waiting
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.waiting import Over, first_critical, first_done, owned, unless
@@ -108,7 +108,7 @@ async def test_a_step_that_swallows_its_cancellation_is_cancelled_again(
             except asyncio.CancelledError:
                 swallowed += 1
 
-    async with asyncio.timeout(REAL_LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         async with owned(deaf()):
             await asyncio.sleep(0)
 

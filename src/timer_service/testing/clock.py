@@ -2,12 +2,12 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
-from tests.support.patience import PATIENCE_S
-
-START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-REAL_LIMIT_S = PATIENCE_S
-TURNS_TO_REST = 50
+START: Final = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+HANGING_TIMEOUT_S: Final = 60.0
+"""Of real time; only against a test that would never end."""
+TURNS_TO_REST: Final = 50
 
 
 class ManualClock:
@@ -21,6 +21,7 @@ class ManualClock:
         """Every span that was asked for, in order."""
 
     def now(self) -> datetime:
+        """Return the moment that a test has set."""
         return self._now
 
     @property
@@ -41,6 +42,7 @@ class ManualClock:
                 sleeper.set_result(None)
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
+        """Return when the event is set, or a test has let the time pass."""
         self.waits.append(seconds)
         sleeper = asyncio.get_running_loop().create_future()
         if seconds <= 0:
@@ -54,9 +56,9 @@ class ManualClock:
             woken.cancel()
 
     async def until_waits(self, count: int) -> None:
-        """Let the tasks run until so many waits have been asked for since the start, and come to rest."""
-        async with asyncio.timeout(REAL_LIMIT_S):
-            while len(self.waits) < count:
+        """Let the tasks run until `count` waits have been asked for since the start, and come to rest."""
+        async with asyncio.timeout(HANGING_TIMEOUT_S):
+            while len(self.waits) < count:  # noqa: ASYNC110 - the tasks have to get their turns
                 await asyncio.sleep(0)
         await self.until_rest()
 

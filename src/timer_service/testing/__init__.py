@@ -1,0 +1,20 @@
+"""A clock, a store and a broker for tests: no machine, no disk, no network.
+
+They keep the promises of the ports that they stand in for (the same suites run against them and the real
+adapters), so that a test may build workflows or a whole `Service` from them::
+
+    clock = ManualClock()
+    store = MemoryTimerStore()
+    bus = MemoryEventBus(clock, Subjects("timer"))
+    bus.send(subject, body)  # what a caller would publish
+    clock.advance(10)  # whoever has slept for ten seconds wakes
+    bus.events  # what the service has published, by message id
+
+No module of the service imports them.
+"""
+
+from timer_service.testing.bus import MemoryEventBus
+from timer_service.testing.clock import START, ManualClock
+from timer_service.testing.store import MemoryTimerStore
+
+__all__ = ["START", "ManualClock", "MemoryEventBus", "MemoryTimerStore"]
