@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import ACME, at, call, schedule
+from timer_service.adapters.migrations import load_migrations
 from timer_service.adapters.postgres import schema
 from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
 from timer_service.domain.timer import Outcome, TimerState
@@ -34,10 +35,10 @@ INSERT INTO timer_schedules VALUES
 async def url() -> AsyncIterator[str]:
     """The address of a database as version 1 left it."""
     async with fresh_schema() as address:
-        first = schema.load_migrations()[0]
+        first = load_migrations("postgres")[0]
         await execute(
             address,
-            schema._CREATE_LEDGER,
+            schema.CREATE_LEDGER,
             first.sql,
             f"INSERT INTO timer_migrations (version, name) VALUES (1, '{first.name}')",
             _ROWS_OF_VERSION_1,
@@ -71,7 +72,7 @@ async def test_every_row_of_an_older_database_is_kept_as_it_was(url: str) -> Non
 
     assert await query(url, sql) == before
     assert await query(url, "SELECT max(version) FROM timer_migrations") == [
-        (schema.load_migrations()[-1].version,)
+        (load_migrations("postgres")[-1].version,)
     ]
 
 

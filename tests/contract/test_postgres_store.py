@@ -27,7 +27,8 @@ from tests.support.postgres import (
     local_server,
 )
 from tests.support.timers import ACME, asked, at, call, cancel, schedule, scheduled_timer
-from timer_service.adapters.postgres import connections, schema
+from timer_service.adapters.migrations import Migration, load_migrations
+from timer_service.adapters.postgres import connections
 from timer_service.adapters.postgres import store as store_module
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
 from timer_service.domain.errors import (
@@ -141,7 +142,7 @@ async def test_ten_instances_may_start_at_once_on_an_empty_database(url: str) ->
 
     await asyncio.gather(*[start() for _ in range(10)])
 
-    migrations = [(each.version, each.name) for each in schema.load_migrations()]
+    migrations = [(each.version, each.name) for each in load_migrations("postgres")]
     assert await query(url, "SELECT version, name FROM timer_migrations ORDER BY version") == migrations
 
 
@@ -159,28 +160,26 @@ async def test_a_newer_schema_is_refused(url: str) -> None:
         pass
     await query(url, "INSERT INTO timer_migrations (version, name) VALUES (99, '0099_from_the_future')")
 
-    newest = schema.load_migrations()[-1].version
+    newest = load_migrations("postgres")[-1].version
     with pytest.raises(StoreTooNew, match=f"schema version 99, this program knows {newest}"):
         async with opened(url):
             pass
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str,
 ) -> None:
-    broken = schema.Migration(98, "0098_broken", "CREATE TABLE half_done (); SELECT 1 / 0;")
-    migrations = [*schema.load_migrations(), broken]
-    monkeypatch.setattr(schema, "load_migrations", lambda: migrations)
+    broken = Migration(98, "0098_broken", "CREATE TABLE half_done (); SELECT 1 / 0;")
 
     with pytest.raises(StoreFailed, match="division by zero"):
-        async with opened(url):
+        async with opened(url, migrations=[*load_migrations("postgres"), broken]):
             pass
 
     assert await query(url, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()") == []
 
 
 async def test_the_migrations_are_numbered_without_a_gap() -> None:
-    versions = [migration.version for migration in schema.load_migrations()]
+    versions = [migration.version for migration in load_migrations("postgres")]
 
     assert versions == list(range(1, len(versions) + 1))
 

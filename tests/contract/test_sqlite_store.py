@@ -34,6 +34,7 @@ from tests.support.timers import (
     schedule,
     scheduled_timer,
 )
+from timer_service.adapters.migrations import Migration, load_migrations
 from timer_service.adapters.sqlite import connections, schema
 from timer_service.adapters.sqlite import store as store_module
 from timer_service.adapters.sqlite.backup import back_up
@@ -41,7 +42,6 @@ from timer_service.adapters.sqlite.connections import BUSY_TIMEOUT_MS
 from timer_service.adapters.sqlite.due_tenants import SCAN, SCAN_END, WALK
 from timer_service.adapters.sqlite.looks import FIND_DUE, FIND_DUE_IN_TURNS
 from timer_service.adapters.sqlite.pages import LIST_BY_CORRELATION, LIST_BY_STATE
-from timer_service.adapters.sqlite.schema import Migration, load_migrations
 from timer_service.adapters.sqlite.store import (
     COUNT_OVERDUE,
     COUNT_PENDING,
@@ -71,8 +71,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(path: Path, now: datetime = START) -> AsyncIterator[SqliteTimerStore]:
-    async with open_sqlite_store(path, lambda: now) as store:
+async def opened(path: Path, now: datetime = START, **options: Any) -> AsyncIterator[SqliteTimerStore]:
+    async with open_sqlite_store(path, lambda: now, **options) as store:
         yield store
 
 
@@ -333,11 +333,11 @@ async def test_a_batch_with_one_row_that_the_schema_refuses_is_not_kept_at_all(
 # Migrations
 
 
-def with_migrations(monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
-    """Give the program further migrations."""
-    known = load_migrations()
+def with_migrations(*more: str) -> list[Migration]:
+    """Return the program's migrations and further ones."""
+    known = load_migrations("sqlite")
     extra = [Migration(known[-1].version + n, f"extra_{n}", sql) for n, sql in enumerate(more, start=1)]
-    monkeypatch.setattr(schema, "load_migrations", lambda: [*known, *extra])
+    return [*known, *extra]
 
 
 def ledger(path: Path) -> list[tuple[Any, ...]]:
@@ -345,7 +345,7 @@ def ledger(path: Path) -> list[tuple[Any, ...]]:
 
 
 def test_migrations_are_numbered_from_1_without_a_gap() -> None:
-    migrations = load_migrations()
+    migrations = load_migrations("sqlite")
 
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
     assert migrations[0].name == "0001_timer_schedules"
@@ -355,7 +355,9 @@ async def test_a_new_file_gets_every_migration_and_remembers_it(path: Path) -> N
     async with opened(path, at(1)):
         pass
 
-    assert ledger(path) == [(m.version, m.name, "2026-01-01T12:00:01.000Z") for m in load_migrations()]
+    assert ledger(path) == [
+        (m.version, m.name, "2026-01-01T12:00:01.000Z") for m in load_migrations("sqlite")
+    ]
 
 
 async def test_a_migration_is_applied_once(path: Path) -> None:
@@ -370,14 +372,14 @@ async def test_a_migration_is_applied_once(path: Path) -> None:
 
 
 async def test_only_the_missing_migrations_are_applied_and_the_timers_stay(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
 ) -> None:
     async with opened(path, at(1)) as old:
         await old.apply([schedule("order-1", 60)], at(1))
     before = ledger(path)
-    with_migrations(monkeypatch, "CREATE TABLE one (x);", "CREATE TABLE two (x);")
+    migrations = with_migrations("CREATE TABLE one (x);", "CREATE TABLE two (x);")
 
-    async with opened(path, at(2)) as new:
+    async with opened(path, at(2), migrations=migrations) as new:
         timer = await new.get(ACME, call("order-1"))
 
     newest = before[-1][0]
@@ -389,31 +391,25 @@ async def test_only_the_missing_migrations_are_applied_and_the_timers_stay(
     assert timer == scheduled_timer("order-1", 60, registered_s=1)
 
 
-async def test_a_migration_that_fails_leaves_nothing_behind(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_migration_that_fails_leaves_nothing_behind(path: Path) -> None:
     async with opened(path, at(1)):
         pass
     before = ledger(path)
-    with_migrations(monkeypatch, "CREATE TABLE half (x); CREATE TABLE half (x);")
+    migrations = with_migrations("CREATE TABLE half (x); CREATE TABLE half (x);")
 
     with pytest.raises(StoreFailed, match="half"):
-        async with opened(path, at(2)):
+        async with opened(path, at(2), migrations=migrations):
             pass
 
     assert ledger(path) == before
     assert rows_in(path, "SELECT name FROM sqlite_schema WHERE name = 'half'") == []
 
 
-async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as newer:
-        with_migrations(newer, "CREATE TABLE one (x);")
-        async with opened(path, at(1)) as store:
-            await store.apply([schedule("order-1")], at(1))
+async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
+    async with opened(path, at(1), migrations=with_migrations("CREATE TABLE one (x);")) as store:
+        await store.apply([schedule("order-1")], at(1))
     before = ledger(path)
-    newest = load_migrations()[-1].version
+    newest = load_migrations("sqlite")[-1].version
 
     with pytest.raises(StoreTooNew) as caught:
         async with opened(path, at(2)):
@@ -443,8 +439,8 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date_with_timers_in_
     path: Path,
 ) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as link:
-        link.executescript(schema._CREATE_LEDGER)
-        link.executescript(schema._as_one_transaction(load_migrations()[0], T))
+        link.executescript(schema.CREATE_LEDGER)
+        link.executescript(schema.as_one_transaction(load_migrations("sqlite")[0], T))
         link.execute(FIRST_VERSION, {"t": T})
     columns = (
         "tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, reached_at"
@@ -470,14 +466,12 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date_with_timers_in_
     assert related == ["reached", "cancelled", "waiting"]
     assert tombstone is not None
     assert (due, counts.pending, counts.overdue, purged) == (["due"], 2, 1, 3)
-    assert [row[0] for row in ledger(path)] == [migration.version for migration in load_migrations()]
+    assert [row[0] for row in ledger(path)] == [migration.version for migration in load_migrations("sqlite")]
 
 
-def test_a_program_without_its_migrations_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(schema, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "schema.py"))
-
+def test_a_program_without_its_migrations_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed, match="migrations are missing; install it again"):
-        load_migrations()
+        load_migrations("sqlite", tmp_path / "src" / "timer_service")
 
 
 # What cannot be opened
@@ -782,8 +776,8 @@ async def test_a_new_file_that_was_accepted_once_is_new_no_longer(
 
 async def test_a_file_of_an_older_version_is_not_new(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as link:
-        link.executescript(schema._CREATE_LEDGER)
-        link.executescript(schema._as_one_transaction(load_migrations()[0], T))
+        link.executescript(schema.CREATE_LEDGER)
+        link.executescript(schema.as_one_transaction(load_migrations("sqlite")[0], T))
 
     async with opened(path) as store:
         await store.meet_history(7)
@@ -1126,9 +1120,6 @@ async def test_a_purge_of_a_few_stays_short_beside_a_long_history(history: Path)
 # The package
 
 
-LOOK = "import timer_service.adapters.sqlite.schema as s; print(s.__file__, s.load_migrations())"
-
-
 def test_the_wheel_ships_the_migrations_and_finds_them(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
@@ -1144,7 +1135,7 @@ def test_the_wheel_ships_the_migrations_and_finds_them(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import timer_service.adapters.sqlite.schema as s; print(s.__file__, s.load_migrations())",
+            "import timer_service.adapters.migrations as m; print(m.__file__, m.load_migrations('sqlite'))",
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
@@ -1158,4 +1149,4 @@ def test_the_wheel_ships_the_migrations_and_finds_them(tmp_path: Path) -> None:
     assert shipped == {
         file.name: file.read_text() for file in (REPOSITORY / "migrations" / "sqlite").glob("*.sql")
     }
-    assert found == f"{installed / 'adapters' / 'sqlite' / 'schema.py'} {load_migrations()}\n"
+    assert found == f"{installed / 'adapters' / 'migrations.py'} {load_migrations('sqlite')}\n"

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, at, call, cancel, schedule
+from timer_service.adapters.migrations import load_migrations
 from timer_service.adapters.postgres.store import open_postgres_store
-from timer_service.adapters.sqlite import schema
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreFailed
@@ -110,13 +110,11 @@ async def test_instances_that_share_a_database_share_its_epochs() -> None:
 
 
 async def test_a_database_of_an_older_version_knows_what_it_has_applied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    every = schema.load_migrations()
-    before = [migration for migration in every if migration.version < 3]
-    monkeypatch.setattr(schema, "load_migrations", lambda: before)
+    before = [migration for migration in load_migrations("sqlite") if migration.version < 3]
     with pytest.raises(StoreFailed):  # The program is newer than the schema that it was made to leave behind.
-        async with open_sqlite_store(tmp_path / "timers.db", lambda: at(0)) as store:
+        async with open_sqlite_store(tmp_path / "timers.db", lambda: at(0), migrations=before) as store:
             await store.stream_epochs()
     with closing(sqlite3.connect(tmp_path / "timers.db")) as link:
         for n in range(1, 4):
@@ -127,7 +125,6 @@ async def test_a_database_of_an_older_version_knows_what_it_has_applied(
                 (f"order-{n}", "2026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.000Z", 1000 + n // 3, 10 * n),
             )
         link.commit()
-    monkeypatch.setattr(schema, "load_migrations", lambda: every)
 
     async with open_sqlite_store(tmp_path / "timers.db", lambda: at(0)) as store:
         assert await store.stream_epochs() == [

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_service import bootstrap
 from timer_service.adapters.nats import connecting, pull
-from timer_service.adapters.sqlite import connections, due_tenants, schema, store, write_ahead_log
+from timer_service.adapters.sqlite import connections, due_tenants, store, write_ahead_log
 from timer_service.adapters.system import SystemClock
 from timer_service.config import Settings, load_settings
 from timer_service.service import Service, run_service
@@ -126,7 +126,6 @@ def installed(machine: Machine) -> Iterator[None]:
             patch.object(write_ahead_log, "LOG_LIMIT_BYTES", machine.log_limit_bytes),
             patch.object(connecting, "TolerantClient", machine.nats),
             patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
-            patch.object(schema, "load_migrations", cache(schema.load_migrations)),
         ):
             yield
     finally:

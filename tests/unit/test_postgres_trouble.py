@@ -1,7 +1,6 @@
 """What the PostgreSQL store makes of a server that is old, read-only, slow or gone within a step."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.timers import cancel, schedule
+from timer_service.adapters.migrations import load_migrations
 from timer_service.adapters.postgres import opening, schema
 from timer_service.adapters.postgres import store as store_module
 from timer_service.adapters.postgres.connections import Connection, Connections, close, commit
@@ -48,7 +48,7 @@ class FakeConnection:
         return self.row
 
     async def fetchval(self, sql: str, *_: object) -> Any:
-        return schema.load_migrations()[-1].version if "timer_migrations" in sql else False
+        return load_migrations("postgres")[-1].version if "timer_migrations" in sql else False
 
     def is_closed(self) -> bool:
         return self.closed
@@ -175,26 +175,19 @@ async def test_a_server_that_cannot_be_worked_on_is_named(connection: FakeConnec
         await wait_for(cast("Connections", FakeConnections(connection)), 0.0)
 
 
-def test_a_program_without_its_migrations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "_FILE_NAME", re.compile("nothing"))
-
-    with pytest.raises(StoreFailed, match="migrations are missing"):
-        schema.load_migrations()
-
-
 @pytest.mark.parametrize("closed", [False, True])
 async def test_a_migration_that_fails_is_undone_where_there_is_still_a_connection(
-    monkeypatch: pytest.MonkeyPatch, closed: bool
+    closed: bool,
 ) -> None:
-    connection = FakeConnection()
+    class Outdated(FakeConnection):
+        async def fetchval(self, sql: str, *_: object) -> Any:
+            if self.executed:  # The second look, with the lock.
+                self.closed = closed
+                self.errors.append(ConnectionError("gone"))
+            return 0
 
-    async def outdated(*_: object) -> int:
-        if connection.executed:  # The second look, with the lock.
-            connection.closed = closed
-            connection.errors.append(ConnectionError("gone"))
-        return 0
+    connection = Outdated()
 
-    monkeypatch.setattr(schema, "_version", outdated)
     with pytest.raises(ConnectionError):
         await schema.migrate(of(connection), "here")
 

@@ -97,7 +97,7 @@ async def test_a_file_that_is_busy_at_the_start_is_waited_for_in_short_turns(
     monkeypatch.setattr(connections, "prepare", prepare)
     monkeypatch.setattr(connections, "BUSY_TIMEOUT_MS", patience_ms)
     writer = FakeWriter()
-    preparing = prepare_in_time(cast("aiosqlite.Connection", writer), Path("x"), "now", mark_new=False)
+    preparing = prepare_in_time(cast("aiosqlite.Connection", writer), Path("x"), "now", None)
 
     if tries > len(errors):
         await preparing

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from timer_service.domain.errors import CriticalError
-from timer_service.domain.messages import Position, TimerKey
+from timer_service.domain.messages import Position, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.timer_archive import TimerArchive
 
@@ -114,4 +114,4 @@ def _place(position: Position | None) -> str:
 
 
 def _shown(moment: datetime | None) -> str:
-    return "" if moment is None else moment.isoformat(timespec="milliseconds")
+    return "" if moment is None else str(epoch_ms(moment))

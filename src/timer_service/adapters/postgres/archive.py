@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from timer_service.adapters.postgres import rows
+from timer_service.adapters import rows
+from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import (
     APPLICATION_NAME,
     Address,
@@ -51,12 +52,12 @@ SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = $1
 """
 _READ: Final = f"""
-SELECT {rows.COLUMNS} FROM timer_schedules
+SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
 WHERE (tenant_id, service_call_id) > ($1, $2)
 ORDER BY tenant_id, service_call_id
 LIMIT $3
 """  # noqa: S608 - constants
-_WRITE: Final = f"INSERT INTO timer_schedules ({rows.COLUMNS}) SELECT * FROM {rows.GIVEN}"  # noqa: S608
+_WRITE: Final = f"INSERT INTO timer_schedules ({rows.TIMER_COLUMNS}) SELECT * FROM {arrays.GIVEN}"  # noqa: S608
 _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules
 ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
@@ -100,7 +101,7 @@ class PostgresArchive:
     async def write(self, timers: Sequence[Timer]) -> None:
         """Add timers in one transaction."""
         async with self._connections.transaction_on(self._connection):
-            await self._connection.execute(_WRITE, *rows.columns(timers))
+            await self._connection.execute(_WRITE, *arrays.columns(timers))
 
     async def epochs(self) -> list[StreamEpoch]:
         """Return the epochs of the command streams."""

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from timer_service.adapters.postgres import rows
+from timer_service.adapters import rows
+from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import (
     Connection,
     Connections,
@@ -17,12 +18,13 @@ from timer_service.adapters.postgres.connections import (
     roll_back,
 )
 from timer_service.adapters.postgres.errors import translated
+from timer_service.adapters.postgres.schema import LOCK_KEY
 from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.messages import DueTimeReached, TimerKey
 from timer_service.domain.timer import DueTimer
 
-# The name of a timer's advisory lock; two timers with one name only make a call come again.
-FIRING: Final = "hashtextextended(tenant_id || '/' || service_call_id, 7401862650443172901)"
+# The name of a timer's advisory lock; two timers with one name only make a request come again.
+FIRING: Final = f"hashtextextended(tenant_id || '/' || service_call_id, {LOCK_KEY})"
 
 # Of timers that are being fired but whose rows had to be given up: calls keep off them all the same.
 _KEEP_OFF_CALLS: Final = f"""
@@ -106,11 +108,11 @@ class PostgresClaim:
                 del self._held[key]
             try:
                 await self._connection.execute("ROLLBACK TO SAVEPOINT nothing_claimed")
-                await self._connection.fetch(_KEEP_OFF_CALLS, *rows.transposed(wanted, 2))
+                await self._connection.fetch(_KEEP_OFF_CALLS, *arrays.transposed(wanted, 2))
                 # A new one: to go back to the first would give up the advisory locks.
                 await self._connection.execute("SAVEPOINT nothing_claimed")
                 kept = [(*key, generation) for key, generation in self._held.items()]
-                await self._connection.fetch(_CLAIM_AGAIN, *rows.transposed(kept, 3))
+                await self._connection.fetch(_CLAIM_AGAIN, *arrays.transposed(kept, 3))
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 await self._end()
 
@@ -118,7 +120,7 @@ class PostgresClaim:
         """Mark and commit in the claim's own transaction, or in another where that one is lost."""
         if not events:
             return 0
-        arguments = rows.transposed(
+        arguments = arrays.transposed(
             [(*event.key, event.generation, rows.text(event.reached_at)) for event in events], 4
         )
         async with self._using:

@@ -3,17 +3,16 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from timer_service.adapters import rows
 from timer_service.adapters.postgres.connections import Connection, Row
 from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
 from timer_service.domain.messages import Command
 
-_COLUMNS: Final = "epoch, stream_created_us, after_sequence, after_us, last_sequence, last_stored_us"
-
-READ: Final = f"SELECT {_COLUMNS} FROM timer_stream_epochs ORDER BY epoch"  # noqa: S608 - constants
+READ: Final = f"SELECT {rows.EPOCH_COLUMNS} FROM timer_stream_epochs ORDER BY epoch"  # noqa: S608 - constants
 
 # Of two instances that notice the same loss, the second finds the number taken and reads again.
 _BEGIN: Final = f"""
-INSERT INTO timer_stream_epochs ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO timer_stream_epochs ({rows.EPOCH_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT DO NOTHING RETURNING epoch
 """  # noqa: S608
 
@@ -25,24 +24,16 @@ WHERE epoch = $1 AND (last_sequence < $2 OR last_stored_us < $3)
 """
 
 
-def stream_epochs(rows: Iterable[Row]) -> list[StreamEpoch]:
+def stream_epochs(found: Iterable[Row]) -> list[StreamEpoch]:
     """Return the epochs of rows that READ has found."""
-    return [StreamEpoch(*row) for row in rows]
+    return [StreamEpoch(*row) for row in found]
 
 
 async def insert_epochs(connection: Connection, epochs: Sequence[StreamEpoch]) -> int:
     """Add epochs whose numbers are free; return how many were."""
     added = 0
     for epoch in epochs:
-        number = await connection.fetchval(
-            _BEGIN,
-            epoch.number,
-            epoch.stream_created_us,
-            epoch.after_sequence,
-            epoch.after_us,
-            epoch.last_sequence,
-            epoch.last_stored_us,
-        )
+        number = await connection.fetchval(_BEGIN, *rows.epoch_row(epoch))
         added += number is not None
     return added
 

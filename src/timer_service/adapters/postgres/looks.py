@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from timer_service.adapters.postgres import rows
+from timer_service.adapters import rows
+from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import Connection, Row
 from timer_service.domain.messages import TenantId, epoch_ms
 from timer_service.ports.timer_store import HeldBack
@@ -146,7 +147,7 @@ class Turns:
                 break
             turn = max(1, missing // len(tenants)) if rounds_left else missing
             # Our own locks are not skipped, so what we have has to be left out by name.
-            known = rows.transposed([*held_back.timers, *((row[0], row[1]) for row in taken)], 2)
+            known = arrays.transposed([*held_back.timers, *((row[0], row[1]) for row in taken)], 2)
             lot = await connection.fetch(FIND_DUE_IN_TURNS, moment, *known, tenants, turn, missing)
             taken += lot
             counts = _counts(row[0] for row in lot)

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import asyncpg
 import structlog
 
+from timer_service.adapters.migrations import Migration
 from timer_service.adapters.postgres.connections import Address, Check, Connection, Connections
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
 from timer_service.domain.errors import InvalidConfiguration, StoreBusy, StoreFailed, TransientError
@@ -43,14 +45,16 @@ def not_moved(address: Address) -> Check:
     return check
 
 
-async def wait_for(connections: Connections, patience_s: float) -> None:
+async def wait_for(
+    connections: Connections, patience_s: float, migrations: Sequence[Migration] | None = None
+) -> None:
     """Wait until the database is there, and make it ready."""
     deadline = time.monotonic() + patience_s
     told = False
     while True:
         try:
             async with connections.connection() as connection:
-                await _prepare(connection, connections.where)
+                await _prepare(connection, connections.where, migrations)
                 return
         except TransientError as error:
             if time.monotonic() >= deadline:
@@ -65,13 +69,13 @@ async def wait_for(connections: Connections, patience_s: float) -> None:
             ) from error
 
 
-async def _prepare(connection: Connection, where: str) -> None:
+async def _prepare(connection: Connection, where: str, migrations: Sequence[Migration] | None) -> None:
     version = connection.get_server_version()
     if version.major < OLDEST_POSTGRES:
         raise StoreFailed(
             f"{where}: PostgreSQL {version.major} is too old: {OLDEST_POSTGRES} or newer is needed"
         )
-    await migrate(connection, where)
+    await migrate(connection, where, migrations)
     row = await connection.fetchrow(_CHECK)
     assert row is not None
     encoding, is_replica, may_write = row

@@ -3,20 +3,20 @@
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from timer_service.adapters.postgres import rows
+from timer_service.adapters import rows
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
 
 _EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
 
-GET: Final = f"SELECT {rows.COLUMNS} FROM timer_schedules WHERE tenant_id = $1 AND service_call_id = $2"  # noqa: S608
+GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id = $1 AND service_call_id = $2"  # noqa: S608
 
 # One index-ordered page for each state, merged, so that no list ever sorts a tenant's whole history. Each
 # begins at one place, which is all that the index is asked for: page 1,000 costs what page 1 costs.
 _PAGES: Final = f"""
 SELECT page.* FROM unnest($2::text[]) AS wanted(state)
 CROSS JOIN LATERAL (
-  SELECT {rows.COLUMNS} FROM timer_schedules
+  SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
   WHERE tenant_id = $1 AND timer_schedules.state = wanted.state
     AND (due_at, service_call_id) > ($3::text::timestamptz, $4::text) AND due_at < $5::text::timestamptz%s
   ORDER BY due_at, service_call_id

@@ -13,7 +13,9 @@ from typing import Final
 
 import asyncpg
 
-from timer_service.adapters.postgres import epochs, rows
+from timer_service.adapters import rows
+from timer_service.adapters.migrations import Migration
+from timer_service.adapters.postgres import arrays, epochs
 from timer_service.adapters.postgres.claims import FIRING, PostgresClaim
 from timer_service.adapters.postgres.connections import (
     STATEMENT_LIMIT_S,
@@ -69,15 +71,15 @@ _CLOCK: Final = "date_trunc('milliseconds', clock_timestamp())"
 
 # New timers; what another instance has inserted meanwhile is not touched and not returned.
 _INSERT: Final = f"""
-INSERT INTO timer_schedules ({rows.COLUMNS})
-SELECT * FROM {rows.GIVEN}
+INSERT INTO timer_schedules ({rows.TIMER_COLUMNS})
+SELECT * FROM {arrays.GIVEN}
 ON CONFLICT DO NOTHING
 RETURNING tenant_id, service_call_id
 """  # noqa: S608 - constants
 
 # The rows that a batch of commands is about, found by primary key.
 _LOAD: Final = f"""
-SELECT {rows.COLUMNS} FROM timer_schedules
+SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
 JOIN unnest($1::text[], $2::text[]) AS wanted(tenant_id, service_call_id)
   USING (tenant_id, service_call_id)
 """  # noqa: S608
@@ -89,20 +91,13 @@ _LOCK: Final = f"{_LOAD} ORDER BY tenant_id, service_call_id FOR UPDATE OF timer
 # lock is held.
 _LOCK_FOR_REQUESTS: Final = f"""
 WITH locked AS MATERIALIZED ({_LOAD} FOR UPDATE OF timer_schedules SKIP LOCKED)
-SELECT {rows.COLUMNS}, pg_try_advisory_xact_lock({FIRING}), {_CLOCK} FROM locked
+SELECT {rows.TIMER_COLUMNS}, pg_try_advisory_xact_lock({FIRING}), {_CLOCK} FROM locked
 """  # noqa: S608
 
 # Rows as the domain's rules left them; their locks are held.
 _UPDATE: Final = f"""
-UPDATE timer_schedules AS t SET
-  state = new.state, due_at = new.due_at, generation = new.generation, correlation_id = new.correlation_id,
-  reached_at = new.reached_at, cancelled_at = new.cancelled_at, stream_created_us = new.stream_created_us,
-  stream_sequence = new.stream_sequence, traceparent = new.traceparent, tracestate = new.tracestate,
-  due_stream_created_us = new.due_stream_created_us, due_stream_sequence = new.due_stream_sequence,
-  correlation_stream_created_us = new.correlation_stream_created_us,
-  correlation_stream_sequence = new.correlation_stream_sequence,
-  trace_stream_created_us = new.trace_stream_created_us, trace_stream_sequence = new.trace_stream_sequence
-FROM {rows.GIVEN} AS new({rows.COLUMNS})
+UPDATE timer_schedules AS t SET {rows.changes_from("new")}
+FROM {arrays.GIVEN} AS new({rows.TIMER_COLUMNS})
 WHERE t.tenant_id = new.tenant_id AND t.service_call_id = new.service_call_id
 """  # noqa: S608
 
@@ -135,6 +130,7 @@ async def open_postgres_store(
     statement_cache_size: int = STATEMENT_CACHE_SIZE,
     claim_limit_s: float = CLAIM_LIMIT_S,
     start_patience_s: float = START_PATIENCE_S,
+    migrations: Sequence[Migration] | None = None,
 ) -> AsyncIterator["PostgresTimerStore"]:
     """Connect, bring the schema up to date and open the store.
 
@@ -147,7 +143,7 @@ async def open_postgres_store(
         open_connections(address, WORK_CONNECTIONS, check=check) as work,
         open_connections(address, ANSWER_CONNECTIONS, asked=True, check=check) as answers,
     ):
-        await wait_for(work, start_patience_s)
+        await wait_for(work, start_patience_s, migrations)
         if not await work.waits_for_disk():
             work.be_durable()
             answers.be_durable()
@@ -233,14 +229,14 @@ class PostgresTimerStore:
 
     async def _change(self, connection: Connection, batch: "_Batch", keys: set[TimerKey]) -> set[TimerKey]:
         """Change timers that exist; return which of them do."""
-        found = [rows.timer(row) for row in await connection.fetch(_LOAD, *rows.transposed(keys, 2))]
+        found = [rows.timer(row) for row in await connection.fetch(_LOAD, *arrays.transposed(keys, 2))]
         # Most of what is delivered again changes nothing: that need not wait for anybody's lock.
         touched = {timer.key for timer in found if batch.apply(timer) is not timer}
         settled = {timer.key for timer in found} - touched
         if touched:
             for claim in list(self._claims):
                 await claim.give_up(touched)
-            locked = await connection.fetch(_LOCK, *rows.transposed(touched, 2))
+            locked = await connection.fetch(_LOCK, *arrays.transposed(touched, 2))
             settled |= await _save(connection, batch, [rows.timer(row) for row in locked])
         return settled
 
@@ -259,7 +255,7 @@ class PostgresTimerStore:
             await claim.end()
 
     async def _fill(self, claim: PostgresClaim, now: datetime, limit: int, held_back: HeldBack) -> None:
-        held = rows.transposed(held_back.timers, 2)
+        held = arrays.transposed(held_back.timers, 2)
         tenants = list(held_back.tenants)
         most = most_to_read(limit, held_back)
         # Without a lock first: nothing is due most of the time.
@@ -395,24 +391,24 @@ class _Batch:
 async def _insert(connection: Connection, batch: _Batch, keys: Iterable[TimerKey]) -> set[TimerKey]:
     """Insert timers that are new, in the order of the key; return which of them were."""
     timers = [batch.first(key) for key in sorted(keys)]
-    inserted = await connection.fetch(_INSERT, *rows.columns(timers))
+    inserted = await connection.fetch(_INSERT, *arrays.columns(timers))
     return {(row[0], row[1]) for row in inserted}
 
 
 async def _decide(connection: Connection, batch: _Batch) -> dict[TimerKey, Timer]:
     """Decide requests for all timers that nobody else holds; return these as they are now."""
     first = {key: batch.first(key) for key in sorted(batch.commands)}
-    inserted = await connection.fetch(_INSERT, *rows.columns(first.values()))
+    inserted = await connection.fetch(_INSERT, *arrays.columns(first.values()))
     timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
     if there := first.keys() - timers.keys():
-        found = await connection.fetch(_LOCK_FOR_REQUESTS, *rows.transposed(there, 2))
+        found = await connection.fetch(_LOCK_FOR_REQUESTS, *arrays.transposed(there, 2))
         # Whoever claimed a timer before did so by the database's clock or an earlier one.
         batch.now = max(batch.now, *(row[-1] for row in found)) if found else batch.now
         before = [rows.timer(row) for row in found if row[-2]]
         after = [batch.apply(timer) for timer in before]
         changed = [new for old, new in zip(before, after, strict=True) if new is not old]
         if changed:
-            await connection.execute(_UPDATE, *rows.columns(changed))
+            await connection.execute(_UPDATE, *arrays.columns(changed))
         timers |= {timer.key: timer for timer in after}
     return timers
 
@@ -421,7 +417,7 @@ async def _save(connection: Connection, batch: _Batch, locked: Sequence[Timer]) 
     """Apply the rules to timers whose locks are held; return which they are."""
     changed = [after for before in locked if (after := batch.apply(before)) is not before]
     if changed:
-        await connection.execute(_UPDATE, *rows.columns(changed))
+        await connection.execute(_UPDATE, *arrays.columns(changed))
     return {timer.key for timer in locked}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiosqlite
 
-from timer_service.adapters.sqlite import rows
+from timer_service.adapters import rows
 from timer_service.adapters.sqlite.connections import (
     COPY,
     NEW,
@@ -28,13 +28,13 @@ from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
 
 _READ: Final = f"""
-SELECT {rows.COLUMNS} FROM timer_schedules
+SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
 WHERE (tenant_id, service_call_id) > (?, ?)
 ORDER BY tenant_id, service_call_id
 LIMIT ?
 """  # noqa: S608 - the column list is a constant
 _WRITE: Final = f"""
-INSERT INTO timer_schedules ({rows.COLUMNS}) VALUES ({", ".join("?" for _ in rows.COLUMNS.split(", "))})
+INSERT INTO timer_schedules ({rows.TIMER_COLUMNS}) VALUES ({", ".join("?" for _ in rows.COLUMNS)})
 """  # noqa: S608
 _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules

@@ -2,13 +2,14 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import aiosqlite
 
+from timer_service.adapters.migrations import Migration
 from timer_service.adapters.sqlite.schema import migrate
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull, TimerServiceError
 
@@ -80,13 +81,15 @@ async def _tune(connection: aiosqlite.Connection) -> None:
     await connection.execute("PRAGMA temp_store = MEMORY")
 
 
-async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str, *, mark_new: bool) -> None:
+async def prepare_in_time(
+    writer: aiosqlite.Connection, path: Path, now: str, migrations: Sequence[Migration] | None
+) -> None:
     """Wait for another connection as long as ever, but in short turns: a stop must not wait with us."""
     await writer.execute(f"PRAGMA busy_timeout = {OPENING_TURN_MS}")
     deadline = asyncio.get_running_loop().time() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
-            await prepare(writer, path, now, mark_new=mark_new)
+            await prepare(writer, path, now, migrations, mark_new=True)
         except sqlite3.OperationalError as error:
             is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
             if not is_busy or asyncio.get_running_loop().time() >= deadline:
@@ -98,7 +101,14 @@ async def prepare_in_time(writer: aiosqlite.Connection, path: Path, now: str, *,
     await writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
 
-async def prepare(writer: aiosqlite.Connection, path: Path, now: str, *, mark_new: bool = False) -> None:
+async def prepare(
+    writer: aiosqlite.Connection,
+    path: Path,
+    now: str,
+    migrations: Sequence[Migration] | None = None,
+    *,
+    mark_new: bool = False,
+) -> None:
     """Set what the file and the writing connection need, and bring the schema up to date."""
     await _tune(writer)
     # Before the first table: space freed by retention can then be given back step by step.
@@ -111,7 +121,7 @@ async def prepare(writer: aiosqlite.Connection, path: Path, now: str, *, mark_ne
     await writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     if mark_new and not await exists(writer, "timer_migrations"):
         await writer.execute(f"CREATE TABLE IF NOT EXISTS {NEW} (is_new INTEGER NOT NULL) STRICT")
-    await migrate(writer, path, now)
+    await migrate(writer, path, now, migrations)
     await _write_once(writer)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from timer_service.adapters.sqlite.rows import text
+from timer_service.adapters.rows import text
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
 

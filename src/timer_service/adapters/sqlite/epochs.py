@@ -5,14 +5,13 @@ from typing import Final
 
 import aiosqlite
 
+from timer_service.adapters import rows
 from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
 from timer_service.domain.messages import Command
 
-_COLUMNS: Final = "epoch, stream_created_us, after_sequence, after_us, last_sequence, last_stored_us"
-
-READ: Final = f"SELECT {_COLUMNS} FROM timer_stream_epochs ORDER BY epoch"  # noqa: S608 - constants
+READ: Final = f"SELECT {rows.EPOCH_COLUMNS} FROM timer_stream_epochs ORDER BY epoch"  # noqa: S608 - constants
 _BEGIN: Final = (
-    f"INSERT INTO timer_stream_epochs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"  # noqa: S608
+    f"INSERT INTO timer_stream_epochs ({rows.EPOCH_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"  # noqa: S608
 )
 
 # The newest command of a batch; most of what is delivered again changes nothing.
@@ -30,7 +29,7 @@ async def read_epochs(connection: aiosqlite.Connection) -> list[StreamEpoch]:
 
 async def insert_epochs(connection: aiosqlite.Connection, epochs: Sequence[StreamEpoch]) -> int:
     """Add epochs whose numbers are free; return how many were."""
-    cursor = await connection.executemany(_BEGIN, [_row(epoch) for epoch in epochs])
+    cursor = await connection.executemany(_BEGIN, [rows.epoch_row(epoch) for epoch in epochs])
     return cursor.rowcount
 
 
@@ -45,14 +44,3 @@ async def advance_epochs(connection: aiosqlite.Connection, commands: Sequence[Co
                 "stored_us": newest.stored_us,
             },
         )
-
-
-def _row(epoch: StreamEpoch) -> tuple[int, ...]:
-    return (
-        epoch.number,
-        epoch.stream_created_us,
-        epoch.after_sequence,
-        epoch.after_us,
-        epoch.last_sequence,
-        epoch.last_stored_us,
-    )

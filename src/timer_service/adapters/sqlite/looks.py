@@ -6,23 +6,20 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Final
 
+from timer_service.adapters.rows import DUE_COLUMNS, of_table, text
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
-from timer_service.adapters.sqlite.rows import text
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.ports.timer_store import HeldBack
 
 ROUNDS: Final = 4
 """So often, at the most, is what some tenants leave of a claim offered to those that have more."""
 
-_DUE_COLUMNS: Final = (
-    "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate"
-)
 _DUE_AT: Final = 2
 
 # The poll: what is due, oldest first, without the timers that are held back or claimed. A timer's key is one
 # value here, because SQLite looks a single value up in an index, but a row value by going through the list.
 FIND_DUE: Final = f"""
-SELECT {_DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_due
+SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_due
 WHERE state = 'Scheduled' AND due_at <= :now
   AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
 ORDER BY due_at
@@ -31,7 +28,7 @@ LIMIT :limit
 
 # Under backlog, or while a tenant is held back: the oldest few of each of these tenants.
 FIND_DUE_IN_TURNS: Final = f"""
-SELECT {", ".join("t." + column for column in _DUE_COLUMNS.split(", "))}
+SELECT {of_table("t", DUE_COLUMNS)}
 FROM json_each(:tenants) AS tenant
 CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value

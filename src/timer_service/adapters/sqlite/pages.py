@@ -2,14 +2,14 @@
 
 from typing import Any, Final
 
-from timer_service.adapters.sqlite.rows import COLUMNS, text
+from timer_service.adapters.rows import TIMER_COLUMNS, text
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
 
 # A page of one tenant's timers in one state, in index order. One lower bound, of due time and id together:
 # beside a second one SQLite would seek by that and only filter by this, and read all pages before this one.
 LIST_BY_STATE: Final = f"""
-SELECT {COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_state
+SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_state
 WHERE tenant_id = :tenant AND state = :state
   AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
 ORDER BY due_at, service_call_id
@@ -18,7 +18,7 @@ LIMIT :limit
 
 # A page of the timers of one request; few of them, so that the state is only a filter.
 LIST_BY_CORRELATION: Final = f"""
-SELECT {COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_correlation
+SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_correlation
 WHERE correlation_id = :correlation AND tenant_id = :tenant
   AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
   AND (:state IS NULL OR state = :state)

@@ -16,6 +16,8 @@ from typing import Any, Final
 import aiosqlite
 import structlog
 
+from timer_service.adapters import rows
+from timer_service.adapters.migrations import Migration
 from timer_service.adapters.sqlite.connections import (
     NEW,
     connect,
@@ -31,12 +33,6 @@ from timer_service.adapters.sqlite.looks import Looks
 from timer_service.adapters.sqlite.ownership import Ownership, sole_owner
 from timer_service.adapters.sqlite.pages import pages_of
 from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
-from timer_service.adapters.sqlite.rows import COLUMNS as _COLUMNS
-from timer_service.adapters.sqlite.rows import due_timer as _due_timer
-from timer_service.adapters.sqlite.rows import moment as _moment
-from timer_service.adapters.sqlite.rows import row as _row
-from timer_service.adapters.sqlite.rows import text as _text
-from timer_service.adapters.sqlite.rows import timer as _timer
 from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
 from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch
@@ -71,27 +67,17 @@ _NOBODY: Final = ""
 
 # The rows that a batch of commands is about, found by primary key.
 _LOAD: Final = f"""
-SELECT {", ".join("t." + column for column in _COLUMNS.split(", "))}
+SELECT {rows.of_table("t", rows.TIMER_COLUMNS)}
 FROM json_each(?) AS wanted
 CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
 """  # noqa: S608 - the column list is a constant
 
 # Rows as the domain's rules left them.
 _SAVE: Final = f"""
-INSERT INTO timer_schedules ({_COLUMNS})
-SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(_COLUMNS.split(", ")))}
+INSERT INTO timer_schedules ({rows.TIMER_COLUMNS})
+SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(rows.COLUMNS))}
 FROM json_each(?) WHERE true
-ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
-  state = excluded.state, due_at = excluded.due_at, generation = excluded.generation,
-  correlation_id = excluded.correlation_id, reached_at = excluded.reached_at,
-  cancelled_at = excluded.cancelled_at, stream_created_us = excluded.stream_created_us,
-  stream_sequence = excluded.stream_sequence, traceparent = excluded.traceparent,
-  tracestate = excluded.tracestate,
-  due_stream_created_us = excluded.due_stream_created_us, due_stream_sequence = excluded.due_stream_sequence,
-  correlation_stream_created_us = excluded.correlation_stream_created_us,
-  correlation_stream_sequence = excluded.correlation_stream_sequence,
-  trace_stream_created_us = excluded.trace_stream_created_us,
-  trace_stream_sequence = excluded.trace_stream_sequence
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
 """  # noqa: S608 - the column list is a constant
 
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
@@ -111,7 +97,7 @@ WHERE timer_schedules.tenant_id = fired.tenant_id
 
 NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
 
-_GET: Final = f"SELECT {_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
+_GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
 
 # Retention, oldest first and bounded, so that it never holds up firing.
 PURGE: Final = """
@@ -137,7 +123,9 @@ COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Sche
 
 
 @asynccontextmanager
-async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIterator["SqliteTimerStore"]:
+async def open_sqlite_store(
+    path: Path, now: Callable[[], datetime], *, migrations: Sequence[Migration] | None = None
+) -> AsyncIterator["SqliteTimerStore"]:
     """Own the file, bring its schema up to date and open it; give it back at the end."""
     require_sqlite()
     path = path.resolve()
@@ -148,7 +136,7 @@ async def open_sqlite_store(path: Path, now: Callable[[], datetime]) -> AsyncIte
                     # Here and not on aiosqlite's thread, which a failing connect would leave behind.
                     sqlite3.connect(uri(path), uri=True).close()
                     writer = await stack.enter_async_context(connect(path))
-                    await prepare_in_time(writer, path, _text(now()), mark_new=True)
+                    await prepare_in_time(writer, path, rows.text(now()), migrations)
                     await refuse_a_copy(writer, path)
                     is_new = await exists(writer, NEW)
                 reader = await stack.enter_async_context(connect(path, read_only=True))
@@ -236,7 +224,9 @@ class SqliteTimerStore:
                     changes.pending += _is_pending(timers[key]) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
-                await self._writer.execute(_SAVE, (json.dumps([_row(timer) for timer in changed.values()]),))
+                await self._writer.execute(
+                    _SAVE, (json.dumps([rows.row(timer) for timer in changed.values()]),)
+                )
                 await advance_epochs(self._writer, commands)
         return outcomes, timers
 
@@ -251,12 +241,12 @@ class SqliteTimerStore:
             found, more = await self._looks.find(now, limit, self._claimed, held_back)
             # A call that ran beside the reading may have changed what was read: that timer has to wait.
             open_to_calls = self._called_lately | set(self._calling)
-            rows = [row for row in found if row[:2] not in open_to_calls]
+            ours = [row for row in found if row[:2] not in open_to_calls]
             self._wanted = {row[:2] for row in found} & open_to_calls
-            keys = {row[:2] for row in rows}
+            keys = {row[:2] for row in ours}
             self._claimed |= keys
             self._looks.given_back(self._wanted)
-        claim = _SqliteClaim(self, [_due_timer(row) for row in rows], more or len(rows) < len(found))
+        claim = _SqliteClaim(self, [rows.due_timer(row) for row in ours], more or len(ours) < len(found))
         try:
             yield claim
         finally:
@@ -266,24 +256,24 @@ class SqliteTimerStore:
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than `after`."""
-        rows = await self._read(NEXT_DUE, (_text(after),))
-        return _moment(rows[0][0])
+        [(due_at,)] = await self._read(NEXT_DUE, (rows.text(after),))
+        return rows.moment(due_at)
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""
-        rows = await self._questions.ask(tenant_id, _GET, (tenant_id, service_call_id))
-        return _timer(rows[0]) if rows else None
+        found = await self._questions.ask(tenant_id, _GET, (tenant_id, service_call_id))
+        return rows.timer(found[0]) if found else None
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
         """Merge index-ordered pages, so that no list ever sorts a tenant's whole history."""
         pages = [await self._questions.ask(query.tenant_id, *page) for page in pages_of(query)]
         found = merge(*pages, key=lambda row: (row[3], row[1]))
-        return [_timer(row) for row, _ in zip(found, range(query.limit), strict=False)]
+        return [rows.timer(row) for row, _ in zip(found, range(query.limit), strict=False)]
 
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete a bounded number of timers that ended before a moment."""
         async with self._transaction():
-            cursor = await self._writer.execute(PURGE, (_text(ended_before), limit))
+            cursor = await self._writer.execute(PURGE, (rows.text(ended_before), limit))
             purged = cursor.rowcount
         if purged:
             async with self._writing:
@@ -293,12 +283,14 @@ class SqliteTimerStore:
 
     async def count(self, now: datetime) -> StoreCounts:
         """Count what is overdue; what is pending is known from counting every change."""
-        [(overdue, oldest, nearest)] = await self._questions.ask(_NOBODY, COUNT_OVERDUE, {"now": _text(now)})
+        [(overdue, oldest, nearest)] = await self._questions.ask(
+            _NOBODY, COUNT_OVERDUE, {"now": rows.text(now)}
+        )
         return StoreCounts(
             pending=await self._count_pending(),
             overdue=overdue,
-            oldest_overdue_at=_moment(oldest),
-            next_due_at=_moment(nearest),
+            oldest_overdue_at=rows.moment(oldest),
+            next_due_at=rows.moment(nearest),
             file_bytes=_size(self._path),
             log_bytes=self._log.size_bytes,
             free_bytes=shutil.disk_usage(self._path.parent).free,
@@ -307,7 +299,7 @@ class SqliteTimerStore:
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark each timer whose published generation still stands."""
         async with self._transaction() as changes:
-            fired = [(*event.key, event.generation, _text(event.reached_at)) for event in events]
+            fired = [(*event.key, event.generation, rows.text(event.reached_at)) for event in events]
             cursor = await self._writer.execute(_MARK_REACHED, (json.dumps(fired),))
             changes.pending = -cursor.rowcount
             return cursor.rowcount
@@ -356,8 +348,8 @@ class SqliteTimerStore:
         return int(counted if self._pending is None else self._pending)
 
     async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
-        rows = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
-        return {timer.key: timer for timer in map(_timer, rows)}
+        found = await self._writer.execute_fetchall(_LOAD, (json.dumps(list(keys)),))
+        return {timer.key: timer for timer in map(rows.timer, found)}
 
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         with translated(self._path):

@@ -1,0 +1,43 @@
+"""The steps of a database's schema, which are files of the program, forward only."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from timer_service.domain.errors import StoreFailed, StoreTooNew
+
+_FILE_NAME: Final = re.compile(r"(\d{4})_\w+\.sql")
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema."""
+
+    version: int
+    name: str
+    sql: str
+
+
+@cache
+def load_migrations(database: str, package: Path = _PACKAGE) -> Sequence[Migration]:
+    """Read the migrations of a kind of database: in the installed package, or beside `src` in a checkout."""
+    for folder in (package / "migrations" / database, package.parents[1] / "migrations" / database):
+        files = sorted(path for path in folder.glob("*.sql") if _FILE_NAME.fullmatch(path.name))
+        if files:
+            return tuple(Migration(int(path.name[:4]), path.stem, path.read_text("utf-8")) for path in files)
+    raise StoreFailed("the program's own migrations are missing; install it again")
+
+
+def missing(migrations: Sequence[Migration], applied: int, where: str) -> list[Migration]:
+    """Return what a database lacks that has come to a version; refuse one that a newer program has made."""
+    newest = migrations[-1].version
+    if applied > newest:
+        raise StoreTooNew(
+            f"{where} has schema version {applied}, this program knows {newest}: "
+            "run the newer version of timer-service that wrote it"
+        )
+    return [migration for migration in migrations if migration.version > applied]

@@ -1,0 +1,26 @@
+"""Timers and keys column by column, as PostgreSQL's `unnest` takes them."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from timer_service.adapters import rows
+from timer_service.domain.timer import Timer
+
+# Times come as text: the driver would turn the very first millisecond of the year 1 into -infinity.
+_CASTS: Final = {str: "text[]", int: "bigint[]", datetime: "text[]::timestamptz[]"}
+
+GIVEN: Final = (
+    f"unnest({', '.join(f'${n}::{_CASTS[kind]}' for n, kind in enumerate(rows.COLUMNS.values(), start=1))})"
+)
+"""Timers that a statement brings along, column by column."""
+
+
+def columns(timers: Iterable[Timer]) -> list[list[Any]]:
+    """Return timers column by column, as GIVEN takes them."""
+    return transposed(map(rows.row, timers), len(rows.COLUMNS))
+
+
+def transposed(values: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Return rows of values column by column."""
+    return [list(column) for column in zip(*values, strict=True)] or [[] for _ in range(width)]

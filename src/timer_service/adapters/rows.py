@@ -1,0 +1,151 @@
+"""Timers and epochs as rows and back: the columns, once for every database."""
+
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from timer_client.wire import format_time
+from timer_service.domain.epochs import StreamEpoch
+from timer_service.domain.messages import CorrelationId, Position, ServiceCallId, TenantId, Trace
+from timer_service.domain.timer import DueTimer, Timer, TimerState
+
+COLUMNS: Final[dict[str, type]] = {
+    "tenant_id": str,
+    "service_call_id": str,
+    "state": str,
+    "due_at": datetime,
+    "generation": int,
+    "registered_at": datetime,
+    "correlation_id": str,
+    "reached_at": datetime,
+    "cancelled_at": datetime,
+    "stream_created_us": int,
+    "stream_sequence": int,
+    "traceparent": str,
+    "tracestate": str,
+    "due_stream_created_us": int,
+    "due_stream_sequence": int,
+    "correlation_stream_created_us": int,
+    "correlation_stream_sequence": int,
+    "trace_stream_created_us": int,
+    "trace_stream_sequence": int,
+}
+"""The columns of a timer, in the order of `row` and `timer`, and what each holds."""
+TIMER_COLUMNS: Final = ", ".join(COLUMNS)
+DUE_COLUMNS: Final = "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate"
+"""What a statement lists of a due timer, in the order of `due_timer`."""
+EPOCH_COLUMNS: Final = "epoch, stream_created_us, after_sequence, after_us, last_sequence, last_stored_us"
+"""What a statement lists of an epoch, in the order of `StreamEpoch`."""
+_FIXED: Final = frozenset({"tenant_id", "service_call_id", "registered_at"})
+
+
+class Row(Protocol):
+    """What a driver returns for a row."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return the value of a column."""
+        ...
+
+
+def of_table(alias: str, columns: str) -> str:
+    """Return columns as those of one of several tables."""
+    return ", ".join(f"{alias}.{column}" for column in columns.split(", "))
+
+
+def changes_from(source: str) -> str:
+    """Return the assignments of an update: of every column that a command may change."""
+    return ", ".join(f"{column} = {source}.{column}" for column in COLUMNS if column not in _FIXED)
+
+
+text: Final = format_time
+"""A moment as both databases read it, to the millisecond; the order of these texts is that of time."""
+
+
+def moment(value: str | datetime | None) -> datetime | None:
+    """Return the moment of a column: SQLite keeps it as text, PostgreSQL as what it is."""
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+def row(timer: Timer) -> tuple[Any, ...]:
+    """Return a timer as COLUMNS."""
+    return (
+        timer.tenant_id,
+        timer.service_call_id,
+        timer.state.value,
+        text(timer.due_at) if timer.due_at else None,
+        timer.generation,
+        text(timer.registered_at),
+        timer.correlation_id,
+        text(timer.reached_at) if timer.reached_at else None,
+        text(timer.cancelled_at) if timer.cancelled_at else None,
+        timer.position.stream_created_us,
+        timer.position.sequence,
+        timer.trace.parent if timer.trace else None,
+        timer.trace.state if timer.trace else None,
+        *_where_older(timer.due_position, timer.position),
+        *_where_older(timer.correlation_position, timer.position),
+        *_where_older(timer.trace_position, timer.position),
+    )
+
+
+def timer(row: Row) -> Timer:
+    """Return the timer of a row that holds COLUMNS."""
+    position = Position(row[9], row[10])
+    registered_at = moment(row[5])
+    assert registered_at is not None
+    return Timer(
+        tenant_id=TenantId(row[0]),
+        service_call_id=ServiceCallId(row[1]),
+        state=TimerState(row[2]),
+        due_at=moment(row[3]),
+        generation=row[4],
+        registered_at=registered_at,
+        correlation_id=None if row[6] is None else CorrelationId(row[6]),
+        reached_at=moment(row[7]),
+        cancelled_at=moment(row[8]),
+        position=position,
+        trace=_trace(row[11], row[12]),
+        due_position=None if row[3] is None else _or_newest(row[13], row[14], position),
+        correlation_position=None if row[6] is None else _or_newest(row[15], row[16], position),
+        trace_position=None if row[11] is None else _or_newest(row[17], row[18], position),
+    )
+
+
+def due_timer(row: Row) -> DueTimer:
+    """Return the due timer of a row that holds DUE_COLUMNS."""
+    due_at = moment(row[2])
+    assert due_at is not None
+    return DueTimer(
+        tenant_id=TenantId(row[0]),
+        service_call_id=ServiceCallId(row[1]),
+        due_at=due_at,
+        generation=row[3],
+        correlation_id=None if row[4] is None else CorrelationId(row[4]),
+        trace=_trace(row[5], row[6]),
+    )
+
+
+def epoch_row(epoch: StreamEpoch) -> tuple[int, ...]:
+    """Return an epoch as EPOCH_COLUMNS."""
+    return (
+        epoch.number,
+        epoch.stream_created_us,
+        epoch.after_sequence,
+        epoch.after_us,
+        epoch.last_sequence,
+        epoch.last_stored_us,
+    )
+
+
+def _where_older(position: Position | None, newest: Position) -> tuple[int | None, int | None]:
+    """Return the columns of the command that has set a value: nothing where it is the row's newest."""
+    if position is None or position == newest:
+        return None, None
+    return position.stream_created_us, position.sequence
+
+
+def _or_newest(stream_created_us: int | None, sequence: int | None, newest: Position) -> Position:
+    return newest if stream_created_us is None or sequence is None else Position(stream_created_us, sequence)
+
+
+def _trace(parent: str | None, state: str | None) -> Trace | None:
+    return None if parent is None else Trace(parent, state)
