@@ -45,9 +45,19 @@ def test_every_file_and_name_in_the_architecture_exists() -> None:
 
 
 def test_every_file_drawn_in_the_architecture_exists() -> None:
-    drawn = re.findall(r"[\w/]+\.py\b", read(ARCHITECTURE))
+    drawn = re.findall(r"[\w/]+\.py\b", _LINK.sub("]", read(ARCHITECTURE)))
 
     assert [name for name in drawn if not _path(name).is_file()] == []
+
+
+def test_one_timer_is_followed_in_at_most_fifteen_steps_each_linked_to_a_function() -> None:
+    _, _, rest = read(ARCHITECTURE).partition("## Follow one timer through the code\n")
+    steps = re.findall(r"^\d+\. \[`([\w/]+\.py)::([\w.]+)`\]\(([^)]+)\)", rest, re.MULTILINE)
+
+    assert len(steps) == len(re.findall(r"^\d+\. ", rest.partition("\n## ")[0], re.MULTILINE))
+    assert 10 <= len(steps) <= 15
+    assert [step for step in steps if not _is_function(*step[:2])] == []
+    assert [step for step in steps if (ROOT / "docs" / step[2]).resolve() != _path(step[0])] == []
 
 
 def test_every_limit_has_the_value_that_the_architecture_gives() -> None:
@@ -111,6 +121,23 @@ def test_the_map_of_the_documents_lists_every_page() -> None:
     assert pages <= listed
 
 
+def test_the_guide_for_contributors_lists_every_make_target() -> None:
+    listed = {
+        word.removeprefix("make ")
+        for row in table("CONTRIBUTING.md", "command")
+        for word in code_words(row["command"])
+    }
+
+    targets = re.findall(r"^([a-z-]+):.*## ", read("Makefile"), re.MULTILINE)
+    assert listed == set(targets) - {"help"}
+
+
+def test_the_guide_for_contributors_lists_every_folder_of_tests() -> None:
+    listed = {code_words(row["folder"])[0] for row in table("CONTRIBUTING.md", "folder")}
+
+    assert listed >= {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py")}
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\d\S+) - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
 
@@ -146,20 +173,29 @@ def _path(file: str) -> Path:
 
 
 def _exists(file: str, name: str) -> bool:
+    return name in _named(file)
+
+
+def _is_function(file: str, name: str) -> bool:
+    return isinstance(_named(file).get(name), FUNCTION)
+
+
+def _named(file: str) -> dict[str, ast.stmt]:
     path = _path(file)
-    return path.is_file() and name in _names(ast.parse(path.read_text("utf-8")).body)
+    return _names(ast.parse(path.read_text("utf-8")).body) if path.is_file() else {}
 
 
-def _names(body: list[ast.stmt], prefix: str = "") -> set[str]:
-    names: set[str] = set()
+def _names(body: list[ast.stmt], prefix: str = "") -> dict[str, ast.stmt]:
+    """Return what a module or a class defines, by its dotted name."""
+    names: dict[str, ast.stmt] = {}
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(prefix + node.name)
+            names[prefix + node.name] = node
         if isinstance(node, ast.ClassDef):
             names |= _names(node.body, f"{prefix}{node.name}.")
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        names |= {prefix + target.id for target in targets if isinstance(target, ast.Name)}
+        names |= {prefix + target.id: node for target in targets if isinstance(target, ast.Name)}
     return names
 
 
