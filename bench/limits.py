@@ -1,4 +1,4 @@
-"""What client, store and machine can do at the most, each measured alone."""
+"""What client, store and machine can do at most, each measured alone."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ class Limits:
         self._lateness: dict[float, list[float]] = {}
 
     def rate(self, name: str) -> float:
-        """Return a rate in items a second: the median of all tries so far, at least a few."""
+        """Return a rate in items per second: the median of all tries so far, at least a few."""
         while len(self._rates[name]) < self._repeats:
             self.try_again(name)
         return median(self._rates[name])
@@ -83,7 +83,7 @@ class Limits:
 
 
 def read_and_ack(broker: Broker, count: int) -> float:
-    """Return how many commands a second the stock client fetches and acknowledges."""
+    """Return how many commands per second the stock client fetches and acknowledges."""
     broker.create_stream("TIMER_COMMANDS", ["timer.commands.>"], retention="workqueue", discard="new")
     Generator(Load(broker.port, count, now_ms() + 86_400_000, 1_000)).seconds()
     return count / uvloop.run(_read_and_ack(broker, count))
@@ -106,7 +106,7 @@ async def _read_and_ack(broker: Broker, count: int) -> float:
 
 
 def publish(broker: Broker, count: int) -> float:
-    """Return how many events a second the stock client publishes, pipelined and confirmed."""
+    """Return how many events per second the stock client publishes, pipelined and confirmed."""
     broker.create_stream("TIMER_EVENTS", ["timer.events.>"])
     return count / uvloop.run(_publish(broker, count))
 

@@ -22,7 +22,7 @@ class Listening:
 
 
 def listen(listening: Listening) -> list[Message]:
-    """Say that all is ready, then collect so many messages, or those that come in time."""
+    """Say that all is ready, then collect this many messages, or those that come in time."""
     link = NatsSocket(listening.port)
     link.subscribe(listening.subject)
     print(READY, flush=True)

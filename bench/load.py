@@ -33,7 +33,7 @@ class Load:
     """`command` for the timer service, `schedule` for NATS's own scheduler."""
 
     def due_ms(self, number: int) -> int:
-        """Return when a timer is due; infinitely many a second are all due at once."""
+        """Return when a timer is due; infinitely many per second are all due at once."""
         return self.first_due_ms + int(number * 1000 / self.per_second)
 
 

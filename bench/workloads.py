@@ -34,7 +34,7 @@ DRAIN_TIMEOUT_S: Final = 180.0
 BURST_LEAD_S: Final = 5.0
 """From before the service starts to the due time of a burst."""
 APPLY_PER_S: Final = 4_000
-"""Commands a second that the service must at least take before a steady part; far below what it can."""
+"""Commands per second that the service must at least take before a steady part; far below what it can."""
 BOTH_LEAD_MS: Final = 3_000
 SMALL: Final = "small"
 BIG: Final = "big"
@@ -227,7 +227,7 @@ def measure_both(bench: Bench) -> Iterator[Figure]:
 
 
 def measure_fairness(bench: Bench) -> Iterator[Figure]:
-    """Measure one tenant that fires a few timers a second beside another's burst."""
+    """Measure one tenant that fires a few timers per second beside another's burst."""
     count, rate = bench.plan.fairness_burst, bench.plan.fairness_rate
     span_s = max(2.0, count / APPLY_PER_S)
     with rig(bench.new_folder(), log_level=bench.log_level) as parts:

@@ -22,12 +22,12 @@ from bench.workloads import Bench, lateness_figures
 
 LEAD_MS: Final = 2_000
 ADD_PER_S: Final = 30
-"""Jobs a second that it must at least take before the first is due."""
+"""Jobs per second that it must at least take before the first is due."""
 MEMORY: Final = "memory"
 SQLITE: Final = "sqlite"
 COUNT: Final = 500
 RATES: Final = {MEMORY: 500, SQLITE: 100}
-"""Timers a second in the steady part; more would only measure a backlog."""
+"""Timers per second in the steady part; more would only measure a backlog."""
 TIMEOUT_S: Final = 120.0
 
 _arrived: list[tuple[int, float]] = []

@@ -18,7 +18,7 @@ DELIVER: Final = "deliver.fired"
 LEAD_MS: Final = 2_000
 PUBLISH_PER_S: Final = 8_000
 SYNCED_PUBLISH_PER_S: Final = 500
-"""Schedules a second that the server must at least take before the first is due."""
+"""Schedules per second that the server must at least take before the first is due."""
 
 
 def measure(bench: Bench) -> Iterator[Figure]:
@@ -43,7 +43,7 @@ def _burst(bench: Bench, count: int, *, sync_always: bool) -> Iterator[Figure]:
 
 
 def _burst_once(bench: Bench, count: int, *, sync_always: bool) -> tuple[float, float]:
-    """Return how many schedules a second were taken, and fired."""
+    """Return how many schedules per second were taken, and fired."""
     with lone_broker(bench.new_folder(), sync_always=sync_always) as broker:
         listener = _prepare(broker, count)
         due_ms = now_ms() + _lead_ms(count, sync_always=sync_always)

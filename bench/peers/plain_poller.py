@@ -36,7 +36,7 @@ INTERVAL_S: Final = 5.0
 LIMIT: Final = 100
 LEAD_MS: Final = 2_000
 INGEST_PER_S: Final = 500
-"""Commands a second that it must at least take before the first timer is due."""
+"""Commands per second that it must at least take before the first timer is due."""
 
 _SCHEMA: Final = """
 CREATE TABLE timer_schedules (
@@ -56,7 +56,7 @@ _MARK: Final = "UPDATE timer_schedules SET state = 'Reached' WHERE tenant_id = ?
 
 
 async def serve(port: int, db_path: Path) -> None:
-    """Take commands and fire timers for ever."""
+    """Take commands and fire timers forever."""
     database = sqlite3.connect(db_path, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
@@ -106,7 +106,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
 
 
 def _burst(bench: Bench, count: int) -> tuple[float, float]:
-    """Return how many commands a second it takes and how many timers it fires once its poll has begun."""
+    """Return how many commands per second it takes and how many timers it fires once its poll has begun."""
     taken, lateness = _run(bench, count, float("inf"))
     return taken, count / (max(lateness) - min(lateness)) * 1000
 

@@ -70,7 +70,7 @@ class TimerServiceProcess:
     def wait_for_log(
         self, event: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda _: True
     ) -> dict[str, Any]:
-        """Wait until the log of this start holds so many such events; return the last of them."""
+        """Wait until the log of this start holds this many such events; return the last of them."""
 
         def found() -> list[dict[str, Any]]:
             return [line for line in self.log if line.get("event") == event and where(line)]

@@ -126,11 +126,11 @@ class World:
     async def wait_for_events(
         self, count: int, tenant: str | None = None, timeout_s: float = PATIENCE_S
     ) -> list[dict[str, Any]]:
-        """Wait until the stream holds so many events and return them all."""
+        """Wait until the stream holds this many events and return them all."""
         return await self._wait_for_count(lambda: self.events(tenant), count, timeout_s)
 
     async def wait_for_event_count(self, count: int, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the stream holds so many events, without reading them; an outage only delays it."""
+        """Wait until the stream holds this many events, without reading them; an outage only delays it."""
 
         async def enough() -> bool:
             with contextlib.suppress(NatsError, TimeoutError):
@@ -189,7 +189,7 @@ class World:
         return int(consumer.delivered.consumer_seq)
 
     async def wait_until_all_reached(self, count: int, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the file holds so many timers and every one is marked as reached."""
+        """Wait until the file holds this many timers and every one is marked as reached."""
 
         async def reached() -> bool:
             return [row["state"] for row in self.rows()] == ["Reached"] * count
