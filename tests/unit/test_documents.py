@@ -13,7 +13,8 @@ from tests.support.documents import ROOT, code_words, read, table
 
 ARCHITECTURE = "docs/architecture.md"
 DOCUMENTS = sorted(
-    str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("[bc]*/README.md"), *(ROOT / "docs").rglob("*.md")]
 )
 PACKAGE = Path(timer_service.__file__).parent
 CLIENT = Path(timer_client.__file__).parent
