@@ -150,7 +150,7 @@ async def upsert_and_mark(path: Path, count: int) -> tuple[float, float]:
             await store.apply(commands[first : first + BATCH], now)
         upserted = time.perf_counter()
         for first in range(0, count, BATCH):
-            await store.mark_reached(events[first : first + BATCH])
+            await store.marks.mark(events[first : first + BATCH])
         marked = time.perf_counter()
     return count / (upserted - started), count / (marked - upserted)
 

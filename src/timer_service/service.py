@@ -19,7 +19,7 @@ from timer_service.ports.health import Health
 from timer_service.ports.timer_store import StoreCounts, TimerStore
 from timer_service.waiting import Over, first_done, owned, unless
 from timer_service.workflows.catch_up import CatchUp
-from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
+from timer_service.workflows.fire_due_timers import FireReport, next_look, publish_due_timers
 from timer_service.workflows.hold_back import HoldBack
 from timer_service.workflows.purge_timers import purge_timers
 from timer_service.workflows.retry import Retry
@@ -31,7 +31,6 @@ SHUTDOWN_GRACE_S: Final = 10.0
 """From the signal to the end: time to finish the batch in hand."""
 SILENT_S: Final = 30.0
 """A worker that has not polled for so long, or for two poll intervals, is taken for dead."""
-LANES: Final = 2
 LOOK_AGAIN_S: Final = 0.02
 """The pause before another look where timers are due and none of them could be claimed."""
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
@@ -89,6 +88,10 @@ class Service:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
+        self._open_claims = 0
+        self._unmarked = 0
+        """Timers that are published, confirmed and not marked yet."""
+        self._mark_ended = asyncio.Event()
         self._polled_at, self._polled_s = clock.now(), elapsed_s()
         self._store_problems: dict[str, str] = {}
         self._free_bytes: int | None = None
@@ -98,7 +101,7 @@ class Service:
         with closing(self._work_log):
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._consume(), name="consume")
-                loops.create_task(self._fire(), name="fire")
+                loops.create_task(self._fire(loops), name="fire")
                 if self._retention is not None:
                     loops.create_task(self._purge(self._retention), name="purge")
 
@@ -150,21 +153,20 @@ class Service:
         except Over:
             return None
 
-    async def _fire(self) -> None:
+    async def _fire(self, firings: asyncio.TaskGroup) -> None:
+        """Look and publish until stopped; what is published is marked beside the next look."""
         backoff = self._backoff()
+        draining = False
         while not self._stopping.is_set():
+            limit = await self._room_for(draining=draining)
             # Before looking: a timer accepted from here on is either seen by the look or wakes us.
             self._wake.clear()
             self._sleeps_until = None
             self._note_poll()
             try:
-                report = await self._fire_batch(self._batch_size)
-                if report.disconnected:
-                    raise BusUnavailable("the connection was lost")
-                if report.more:
-                    backoff = self._backoff()
-                    await self._work_off_backlog()
-                    continue
+                report = await self._look(firings, limit)
+                draining = report.more
+                next_look_at = None if draining else await self._next_look(report)
             except _Stopped:
                 return
             except TransientError as error:
@@ -172,55 +174,82 @@ class Service:
                 await self._clock.wait(next(backoff), self._stopping)
                 continue
             backoff = self._backoff()
-            await self._sleep_until(report.next_due_at)
-
-    async def _work_off_backlog(self) -> None:
-        """Fire in several lanes: while one marks its part of a batch, another publishes its own.
-
-        Together they have no more under way than a batch, so that a crash repeats no more. An error that
-        only a restart heals ends all of them at once: after it nothing may be published or written.
-        """
-        trouble: list[TransientError | _Stopped] = []
-        async with asyncio.TaskGroup() as lanes:
-            for number in range(LANES):
-                lanes.create_task(self._fire_while_more(trouble), name=f"lane {number}")
-        if trouble:
-            raise trouble[0]
-
-    async def _fire_while_more(self, trouble: "list[TransientError | _Stopped]") -> None:
-        """Fire batch by batch; what one lane has to wait for, the others wait for after their batch."""
-        more = True
-        while more and not trouble and not self._stopping.is_set():
-            self._note_poll()
-            try:
-                report = await self._fire_batch(max(1, self._batch_size // LANES))
-            except (TransientError, _Stopped) as error:
-                trouble.append(error)
-                return
-            if report.disconnected:
-                trouble.append(BusUnavailable("the connection was lost"))
-            more = report.more
-            if more and not report.confirmed and not report.failed:
+            if not draining:
+                await self._sleep_until(next_look_at)
+            elif not report.confirmed and not report.failed:
                 # What is due is in the hands of requests: asking again at once would keep the store busy.
                 await self._clock.wait(LOOK_AGAIN_S, self._stopping)
 
-    async def _fire_batch(self, limit: int) -> FireReport:
-        started = time.perf_counter()
-        report = await fire_due_timers(
-            store=self._store,
-            source=self._source,
-            sink=self._sink,
-            clock=self._clock,
-            limit=limit,
-            hold_back=self._hold_back,
-            catch_up=self._catch_up,
-            retry=self._retrying("mark"),
-        )
-        self._metrics.fired(report, time.perf_counter() - started)
-        self._work_log.fired(report)
+    async def _room_for(self, *, draining: bool) -> int:
+        """Return how many timers the next look may take; wait for marks where too many are not marked.
+
+        Under a backlog a look takes half of a batch: one half is marked while the other is published.
+        """
+        most = max(self._batch_size, 2)
+        while self._unmarked >= most or self._open_claims >= self._store.max_claims:
+            self._mark_ended.clear()
+            await self._mark_ended.wait()
+        wanted = max(1, self._batch_size // 2) if draining else self._batch_size
+        return min(wanted, most - self._unmarked)
+
+    async def _look(self, firings: asyncio.TaskGroup, limit: int) -> FireReport:
+        """Publish one batch and return what came of it; its mark may still be under way."""
+        published: asyncio.Future[FireReport] = asyncio.get_running_loop().create_future()
+        # The claim lives in a task of its own: it is left where it was entered.
+        firings.create_task(self._fire_batch(limit, published), name="firing")
+        report = await published
+        if report.disconnected:
+            raise BusUnavailable("the connection was lost")
         # Here, because under a backlog the worker comes to no other place for a long time.
         self._note_store_works("poll")
         return report
+
+    async def _fire_batch(self, limit: int, published: "asyncio.Future[FireReport]") -> None:
+        """Publish one batch, say so, and mark it."""
+        started = time.perf_counter()
+        self._open_claims += 1
+        unmarked = 0
+        try:
+            async with publish_due_timers(
+                store=self._store,
+                source=self._source,
+                sink=self._sink,
+                clock=self._clock,
+                limit=limit,
+                hold_back=self._hold_back,
+                catch_up=self._catch_up,
+            ) as batch:
+                report = batch.report
+                unmarked = len(report.confirmed)
+                self._unmarked += unmarked
+                # Nobody may look while timers that have to fire are hidden in this claim.
+                if batch.is_whole and not published.done():
+                    published.set_result(report)
+                if unmarked:
+                    report = await self._retrying("mark")(batch.mark)
+        except (TransientError, _Stopped) as error:
+            if not published.done():
+                published.set_exception(error)
+            self._wake.set()  # What could not be marked is due all the same.
+            return
+        finally:
+            self._open_claims -= 1
+            self._unmarked -= unmarked
+            self._mark_ended.set()
+        if report.marked < unmarked:
+            self._wake.set()
+        self._metrics.fired(report, time.perf_counter() - started)
+        self._work_log.fired(report)
+        if not published.done():
+            published.set_result(report)
+
+    async def _next_look(self, report: FireReport) -> datetime | None:
+        return await next_look(
+            store=self._store,
+            hold_back=self._hold_back,
+            catch_up=self._catch_up,
+            looked_at=report.looked_at,
+        )
 
     async def _sleep_until(self, next_due_at: datetime | None) -> None:
         """Sleep until the next timer is due, a nearer one comes in, or the poll interval is over."""

@@ -35,7 +35,7 @@ from tests.support.timers import (
     scheduled_timer,
 )
 from timer_service.adapters.migrations import Migration, load_migrations
-from timer_service.adapters.sqlite import connections, schema
+from timer_service.adapters.sqlite import connections, marks, schema
 from timer_service.adapters.sqlite import store as store_module
 from timer_service.adapters.sqlite.backup import back_up
 from timer_service.adapters.sqlite.connections import BUSY_TIMEOUT_MS
@@ -822,7 +822,7 @@ async def test_while_another_connection_writes_the_store_is_busy_and_then_works(
         with pytest.raises(StoreBusy):
             await store.apply([schedule("order-2", number=2)], at(0))
         with pytest.raises(StoreBusy):
-            await store.mark_reached([reached("order-1", 0)])
+            await store.marks.mark([reached("order-1", 0)])
         with pytest.raises(StoreBusy):
             await store.purge(at(9), 10)
         unmarked = await store.get(ACME, call("order-1"))
@@ -830,7 +830,7 @@ async def test_while_another_connection_writes_the_store_is_busy_and_then_works(
 
     assert (unmarked, unknown) == (scheduled_timer("order-1", 0), None)
     assert await store.apply([schedule("order-2", number=2)], at(0)) == [Outcome.SCHEDULED]
-    assert await store.mark_reached([reached("order-1", 0)]) == 1
+    assert await store.marks.mark([reached("order-1", 0)]) == 1
 
 
 async def test_reading_goes_on_while_another_connection_writes(store: SqliteTimerStore, path: Path) -> None:
@@ -877,12 +877,12 @@ async def test_a_full_disk_marks_nothing_of_a_batch(store: SqliteTimerStore) -> 
     await fill(store)
 
     with pytest.raises(StoreFull):
-        await store.mark_reached(events)
+        await store.marks.mark(events)
     unmarked = await store.list_timers(TimerQuery(ACME, state=TimerState.SCHEDULED, limit=10_000))
     await store._writer.execute("PRAGMA max_page_count = 100000")
 
     assert len(unmarked) == len(names)
-    assert await store.mark_reached(events) == len(names)
+    assert await store.marks.mark(events) == len(names)
 
 
 # Cut off
@@ -1023,7 +1023,7 @@ SEARCHES: dict[str, tuple[str, set[str]]] = {
     "COUNT_PENDING": (COUNT_PENDING, {"timer_schedules_by_state"}),
     "COUNT_OVERDUE": (COUNT_OVERDUE, {"timer_schedules_due"}),
     "load": (store_module._LOAD, {"PRIMARY KEY"}),
-    "mark": (store_module._MARK_REACHED, {"PRIMARY KEY"}),
+    "mark": (marks.MARK_REACHED, {"PRIMARY KEY"}),
     "get": (store_module._GET, {"PRIMARY KEY"}),
 }
 _STEP = re.compile(

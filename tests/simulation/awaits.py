@@ -19,6 +19,7 @@ WATCHED = (
     "workflows/answer_requests.py",
     "workflows/purge_timers.py",
     "adapters/sqlite/store.py",
+    "adapters/sqlite/marks.py",
     "adapters/sqlite/connections.py",
     "adapters/sqlite/looks.py",
     "adapters/sqlite/due_tenants.py",

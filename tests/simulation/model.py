@@ -92,6 +92,7 @@ class _Send:
     life: int
     at: float
     event_id: str
+    firing: Firing
     confirmed_at: float | None = None
 
 
@@ -134,6 +135,7 @@ class Surroundings:
     disturbed: Callable[[float, float], bool] = lambda _since, _until: False
     """Whether anything was wrong between two moments, so that lateness is explained."""
     retention_ms: int | None = None
+    batch_size: int = 100
     catch_up_s: float = 30.0
     """For so long a due timer waits for what its tenant sent before."""
     last_freeze_end: float = -1e9
@@ -164,6 +166,8 @@ class Model:
         self._calls: dict[Key, list[Call]] = defaultdict(list)
         self._sends: dict[Firing, _Send] = {}
         self._awaited: dict[str, _Send] = {}
+        self._unmarked: dict[Firing, _Send] = {}
+        """What this life has published, knows to be confirmed and has not marked."""
         self._ids: dict[str, Firing] = {}
         self._cancels: list[_ConfirmedCancel] = []
         self._newest: Position = (0, 0)
@@ -267,7 +271,7 @@ class Model:
         self._check_accepted(firing, event.get("correlationId"), now)
         self._check_caught_up(firing, life, now)
         self._check_repetition(firing, event["id"], life, now)
-        send = _Send(life, now, event["id"])
+        send = _Send(life, now, event["id"], firing)
         self._sends[firing] = self._awaited[reply] = send
 
     def _check_form(self, event: dict[str, Any], subject: str, headers: dict[str, str], due_ms: int) -> None:
@@ -357,11 +361,9 @@ class Model:
         if before.event_id != event_id:
             self._violated("I3", f"{firing} was published again under another id")
         confirmed_at = before.confirmed_at
-        known = confirmed_at is not None and confirmed_at - before.at < CONFIRM_LIMIT_S
         if any(version.row is None for version in self.history[firing[:2]]):
             return  # Beyond its retention nothing is remembered of a timer.
-        forbidden = self._forbidden_at.get(firing[0].lower(), -1e9) > before.at - CONFIRM_LIMIT_S
-        if known and before.life == life and self.around.last_freeze_end < before.at and not forbidden:
+        if before.life == life and self._is_known(before):
             self._violated("I3", f"{firing} was published again, although it was confirmed at {confirmed_at}")
 
     def ended_in_order(self, life: int) -> None:
@@ -377,6 +379,21 @@ class Model:
         send = self._awaited.pop(inbox, None)
         if send is not None and b'"error"' not in body and body:
             send.confirmed_at = self.around.now()
+            if self._sends[send.firing] is send and self._is_known(send):
+                self._unmarked[send.firing] = send
+                self._check_unmarked()
+
+    def _is_known(self, send: _Send) -> bool:
+        """Tell whether the service must have learned that its event was confirmed."""
+        confirmed_at = send.confirmed_at
+        known = confirmed_at is not None and confirmed_at - send.at < CONFIRM_LIMIT_S
+        forbidden = self._forbidden_at.get(send.firing[0].lower(), -1e9) > send.at - CONFIRM_LIMIT_S
+        return known and self.around.last_freeze_end < send.at and not forbidden
+
+    def _check_unmarked(self) -> None:
+        """Check that a crash at this moment would repeat no more than a batch."""
+        if len(self._unmarked) > max(self.around.batch_size, 2):
+            self._violated("I3", f"{len(self._unmarked)} timers are published and not marked")
 
     def event_forbidden(self, subject: str) -> None:
         """Know that the broker refuses a subject: everything on its way there counts as refused.
@@ -438,6 +455,7 @@ class Model:
             before = self.rows.get(key)
             if before != raw:
                 self._changed(key, before, raw)
+                self._unmarked = {f: send for f, send in self._unmarked.items() if f[:2] != key}
         for key in self.rows.keys() - now_rows.keys():
             self._removed(key)
         self.rows = now_rows
@@ -445,6 +463,7 @@ class Model:
 
     def began(self, life: int) -> None:
         """Know when a process started: before that it can have waited for nothing."""
+        self._unmarked.clear()
         self._life_began[life] = self.around.now()
 
     def reopened(self, rows: Iterable[tuple[Any, ...]]) -> None:

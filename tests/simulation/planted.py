@@ -14,7 +14,7 @@ from tests.simulation import process
 from timer_client.wire import rules as wire_rules
 from timer_service import service
 from timer_service.adapters.nats import letters, positions, pull
-from timer_service.adapters.sqlite import looks, store
+from timer_service.adapters.sqlite import looks, marks, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
@@ -97,7 +97,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "mark before publish": lambda: _together(
         rewritten(
             fire_due_timers,
-            "fire_due_timers",
+            "publish_due_timers",
             (
                 "        results = await sink.publish(events) if events else []\n",
                 """\
@@ -107,7 +107,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
 """,
             ),
         ),
-        _as_imported(fire_due_timers, "fire_due_timers"),
+        _as_imported(fire_due_timers, "publish_due_timers"),
     ),
     "acknowledge before commit": lambda: _together(
         rewritten(
@@ -127,7 +127,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         sql("FIND_DUE_IN_TURNS", "due_at <= :now", "due_at < :now", looks),
     ),
     "no generation guard": lambda: sql(
-        "_MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0"
+        "MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0", marks
     ),
     "no redelivery guard": lambda: rewritten(rules, "apply", ("command.position > timer.position", "True")),
     "an overtaken command is dropped whole": lambda: replaced(
@@ -149,12 +149,37 @@ PLANTED: dict[str, Callable[[], Change]] = {
         positions.CommandPositions, "is_current", lambda self, epoch: True
     ),
     "missing tenant filter on mark": lambda: sql(
-        "_MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''"
+        "MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''", marks
     ),
-    "two lanes claim the same timer": lambda: rewritten(
+    "a timer that is being marked is claimed again": lambda: rewritten(
         looks.Looks,
         "find",
         ("for key in (*claimed, *held_back.timers)", "for key in held_back.timers"),
+    ),
+    "an unmarked timer is given back before its mark": lambda: _together(
+        rewritten(
+            fire_due_timers,
+            "publish_due_timers",
+            ("        yield PublishedBatch(report, claim)", "    yield PublishedBatch(report, claim)"),
+        ),
+        _as_imported(fire_due_timers, "publish_due_timers"),
+    ),
+    "a mark that fails is forgotten": lambda: rewritten(
+        Service,
+        "_fire_batch",
+        ('await self._retrying("mark")(batch.mark)', "await batch.mark()"),
+    ),
+    "a mark that is lost with its group counts as done": lambda: rewritten(
+        marks.Marks, "_mark_all", ("mark.marked, mark.error = count, error", "mark.marked = count")
+    ),
+    "no bound on what is published and not marked": lambda: rewritten(
+        Service,
+        "_room_for",
+        ("while self._unmarked >= most or", "while"),
+        ("min(wanted, most - self._unmarked)", "wanted"),
+    ),
+    "what was changed before its mark is not looked for": lambda: rewritten(
+        Service, "_fire_batch", ("if report.marked < unmarked:", "if False:")
     ),
     "missing tenant filter on get": lambda: sql("_GET", "tenant_id = ?", "? <> ''"),
     "wake-up checked before waiting": lambda: rewritten(
@@ -162,8 +187,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_fire",
         ("            self._wake.clear()\n", ""),
         (
-            "            await self._sleep_until(report.next_due_at)",
-            "            self._wake.clear()\n            await self._sleep_until(report.next_due_at)",
+            "                await self._sleep_until(next_look_at)",
+            "                self._wake.clear()\n                await self._sleep_until(next_look_at)",
         ),
     ),
     "cancel without tombstone": lambda: rewritten(
@@ -246,13 +271,10 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "an unconfirmed event counts as confirmed": lambda: _together(
         rewritten(
             fire_due_timers,
-            "fire_due_timers",
-            (
-                "confirmed = [e for e, r in _pairs(events, results) if ",
-                "confirmed = [e for e, r in _pairs(events, results) if True or ",
-            ),
+            "publish_due_timers",
+            ("confirmed=[e for e, r in answers if ", "confirmed=[e for e, r in answers if True or "),
         ),
-        _as_imported(fire_due_timers, "fire_due_timers"),
+        _as_imported(fire_due_timers, "publish_due_timers"),
     ),
     "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
     "whatever was stored at the look before counts as applied": lambda: rewritten(

@@ -97,6 +97,7 @@ class World:
                 slack_s=_slack_s(plan),
                 punctual_s=plan.punctual_s,
                 disturbed=plan.is_disturbed,
+                batch_size=plan.batch_size,
                 catch_up_s=plan.catch_up_s,
                 retention_ms=60_000 if plan.retention == "1m" else None,
             )

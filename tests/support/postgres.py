@@ -259,6 +259,10 @@ class InStep:
         self._store = store
         self._clock = clock
 
+    @property
+    def max_claims(self) -> int:
+        return self._store.max_claims
+
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         await self._clock.set(now)
         return await self._store.apply(commands, now)

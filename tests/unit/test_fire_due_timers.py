@@ -1,13 +1,12 @@
 """Due timers are published first and marked once the broker has them."""
 
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
 
 import pytest
 
 from tests.support import messages
-from tests.support.fakes import FragileStore, RecordingBus, no_retry
+from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedule
 from timer_client.subjects import Subjects
 from timer_service.adapters.codec import encode_event
@@ -17,11 +16,14 @@ from timer_service.domain.timer import TimerState
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.testing import ManualClock, MemoryEventBus
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange
-from timer_service.workflows.fire_due_timers import FireReport, fire_due_timers
+from timer_service.workflows.fire_due_timers import (
+    FireReport,
+    PublishedBatch,
+    next_look,
+    publish_due_timers,
+)
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
-from timer_service.workflows.retry import Retry
 
-T = TypeVar("T")
 NO_CHANGE = HoldBackChange(held=0, freed=0)
 
 
@@ -40,8 +42,8 @@ class Desk:
         await self.store.apply(commands, self.clock.now())
         self.store.calls.clear()
 
-    async def fire(self, limit: int = 100, retry: Retry = no_retry) -> FireReport:
-        return await fire_due_timers(
+    def publishing(self, limit: int = 100) -> AbstractAsyncContextManager[PublishedBatch]:
+        return publish_due_timers(
             store=self.store,
             source=self.bus,
             sink=self.bus,
@@ -49,7 +51,19 @@ class Desk:
             limit=limit,
             hold_back=self.hold_back,
             catch_up=self.catch_up,
-            retry=retry,
+        )
+
+    async def fire(self, limit: int = 100) -> FireReport:
+        """Publish a batch and mark it."""
+        async with self.publishing(limit) as batch:
+            return await batch.mark()
+
+    async def next_look(self, report: FireReport) -> datetime | None:
+        return await next_look(
+            store=self.store,
+            hold_back=self.hold_back,
+            catch_up=self.catch_up,
+            looked_at=report.looked_at,
         )
 
     def state(self, name: str, tenant: str = ACME) -> TimerState:
@@ -71,6 +85,7 @@ async def test_a_due_timer_is_published_and_marked() -> None:
 
     event = reached("order-1", 60, reached_s=60.5, correlation="request-1")
     assert report == FireReport(
+        looked_at=at(60.5),
         confirmed=[event],
         failed=[],
         confirmed_at=at(60.5),
@@ -79,8 +94,8 @@ async def test_a_due_timer_is_published_and_marked() -> None:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
-        next_due_at=at(90),
     )
+    assert await desk.next_look(report) == at(90)
     assert desk.broker.events == stored(event)
     timer = desk.store.timers[ACME, call("order-1")]
     assert (timer.state, timer.reached_at) == (TimerState.REACHED, at(60.5))
@@ -92,10 +107,11 @@ async def test_a_timer_fires_in_its_millisecond_and_not_the_one_before() -> None
 
     desk.clock.step_to(at(59.999))
     early = await desk.fire()
+    next_look_at = await desk.next_look(early)
     desk.clock.step_to(at(60))
     on_time = await desk.fire()
 
-    assert (early.confirmed, early.next_due_at) == ([], at(60))
+    assert (early.confirmed, next_look_at) == ([], at(60))
     assert on_time.confirmed == [reached("order-1", 60, reached_s=60)]
 
 
@@ -118,6 +134,7 @@ async def test_nothing_due_means_nothing_published() -> None:
     report = await desk.fire()
 
     assert report == FireReport(
+        looked_at=at(0),
         confirmed=[],
         failed=[],
         confirmed_at=at(0),
@@ -126,8 +143,8 @@ async def test_nothing_due_means_nothing_published() -> None:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
-        next_due_at=None,
     )
+    assert await desk.next_look(report) is None
     assert desk.bus.published == []
     assert desk.store.calls == ["claim_due", "next_due_at"]
 
@@ -172,9 +189,9 @@ async def test_more_than_a_batch_is_said_so_that_the_rest_follows_at_once() -> N
     first = await desk.fire(limit=2)
     second = await desk.fire(limit=2)
 
-    assert (len(first.confirmed), first.more, first.next_due_at) == (2, True, None)
+    assert (len(first.confirmed), first.more) == (2, True)
     assert (len(second.confirmed), second.more) == (1, False)
-    assert desk.store.calls == ["claim_due", "mark_reached", "claim_due", "mark_reached", "next_due_at"]
+    assert desk.store.calls == ["claim_due", "mark_reached", "claim_due", "mark_reached"]
 
 
 async def test_a_timer_that_came_due_while_publishing_is_the_next_look() -> None:
@@ -187,7 +204,8 @@ async def test_a_timer_that_came_due_while_publishing_is_the_next_look() -> None
     desk.bus.meanwhile = half_a_second_passes
     report = await desk.fire()
 
-    assert (report.confirmed_at, report.more, report.next_due_at) == (at(0.5), False, at(0.2))
+    assert (report.confirmed_at, report.more) == (at(0.5), False)
+    assert await desk.next_look(report) == at(0.2)
 
 
 # Publish first, mark after
@@ -213,6 +231,7 @@ async def test_only_what_the_broker_confirmed_is_marked() -> None:
     report = await desk.fire()
 
     assert report == FireReport(
+        looked_at=at(0),
         confirmed=[reached("good", 0)],
         failed=[(reached("bad", 0), PublishResult(Published.REJECTED, "no"))],
         confirmed_at=at(0),
@@ -221,8 +240,8 @@ async def test_only_what_the_broker_confirmed_is_marked() -> None:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
-        next_due_at=at(0.5),
     )
+    assert await desk.next_look(report) == at(0.5)
     assert (desk.state("good"), desk.state("bad")) == (TimerState.REACHED, TimerState.SCHEDULED)
 
 
@@ -247,18 +266,15 @@ async def test_only_the_mark_is_repeated_while_the_store_is_unwell() -> None:
     await desk.keep(schedule("order-1", 0))
     desk.store.fail("mark_reached", StoreBusy("locked"), StoreBusy("locked"))
 
-    async def retry_at_once(step: Callable[[], Awaitable[T]]) -> T:
-        while True:
-            try:
-                return await step()
-            except StoreBusy:
-                continue
-
-    report = await desk.fire(retry=retry_at_once)
+    async with desk.publishing() as batch:
+        for _ in range(2):
+            with pytest.raises(StoreBusy):
+                await batch.mark()
+        report = await batch.mark()
 
     assert report.marked == 1
     assert len(desk.bus.published) == 1
-    assert desk.store.calls == ["claim_due", *["mark_reached"] * 3, "next_due_at"]
+    assert desk.store.calls == ["claim_due", *["mark_reached"] * 3]
 
 
 async def test_a_reschedule_between_publish_and_mark_is_not_lost() -> None:
@@ -301,11 +317,11 @@ async def test_a_timer_that_cannot_be_published_is_passed_over_until_its_pause_e
     await desk.fire()
 
     desk.clock.step_to(at(0.499))
-    before = await desk.fire()
+    next_look_at = await desk.next_look(await desk.fire())
     desk.clock.step_to(at(0.5))
     await desk.fire()
 
-    assert before.next_due_at == at(0.5)
+    assert next_look_at == at(0.5)
     assert [event.service_call_id for batch in desk.bus.published for event in batch] == ["bad", "bad"]
 
 
@@ -316,7 +332,7 @@ async def test_a_pause_is_not_waited_for_where_a_timer_is_due_sooner() -> None:
 
     report = await desk.fire()
 
-    assert report.next_due_at == at(0.2)
+    assert await desk.next_look(report) == at(0.2)
 
 
 async def test_a_timer_works_again_once_the_broker_takes_it() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from structlog.testing import capture_logs
 
-from tests.support.timers import ACME, GLOBEX, at, reached
+from tests.support.timers import ACME, GLOBEX, reached
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.timer import Outcome
 from timer_service.observability.log_summary import LogSummary
@@ -122,6 +122,7 @@ def test_refused_messages_are_counted_with_one_example_per_reason() -> None:
 
 def fired(name: str, due_s: float, marked: int = 1, catch_up: CatchUpChange | None = None) -> FireReport:
     return FireReport(
+        looked_at=START,
         confirmed=[reached(name, due_s)],
         failed=[],
         confirmed_at=START,
@@ -130,7 +131,6 @@ def fired(name: str, due_s: float, marked: int = 1, catch_up: CatchUpChange | No
         catch_up=catch_up or CatchUpChange(),
         disconnected=False,
         more=False,
-        next_due_at=at(60),
     )
 
 

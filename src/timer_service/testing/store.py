@@ -24,6 +24,8 @@ from timer_service.ports.timer_store import (
 class MemoryTimerStore:
     """Timers in a dictionary."""
 
+    max_claims = 100
+
     def __init__(self) -> None:
         self.timers: dict[TimerKey, Timer] = {}
         self._claimed: set[TimerKey] = set()

@@ -1,17 +1,17 @@
 """Tell the world that due times have come."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from timer_service.domain.messages import DueTimeReached
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.event_sink import EventSink, Published, PublishResult
-from timer_service.ports.timer_store import TimerStore
+from timer_service.ports.timer_store import Claim, TimerStore
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
-from timer_service.workflows.retry import Retry
 
 _NO_CHANGE = HoldBackChange(held=0, freed=0)
 
@@ -20,20 +20,44 @@ _NO_CHANGE = HoldBackChange(held=0, freed=0)
 class FireReport:
     """What one batch of due timers came to."""
 
+    looked_at: datetime
     confirmed: Sequence[DueTimeReached]
     failed: Sequence[tuple[DueTimeReached, PublishResult]]
     confirmed_at: datetime
-    marked: int
     hold_back: HoldBackChange
     catch_up: CatchUpChange
     disconnected: bool
     more: bool
     """Whether to look again at once."""
-    next_due_at: datetime | None
-    """When to look again; asked for only where nothing more is due."""
+    marked: int = 0
+    """How many were marked; none before that is done."""
 
 
-async def fire_due_timers(
+@dataclass(frozen=True, slots=True)
+class PublishedBatch:
+    """Due timers that are published and still claimed."""
+
+    report: FireReport
+    claim: Claim | None = None
+    """None where nothing was looked for."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is claimed was confirmed: nobody waits for any of it to be given back."""
+        return self.claim is not None and len(self.report.confirmed) == len(self.claim.timers)
+
+    async def mark(self) -> FireReport:
+        """Mark what the broker confirmed and complete the report."""
+        confirmed = self.report.confirmed
+        if self.claim is None or not confirmed:
+            return self.report
+        marked = await self.claim.mark_reached(confirmed)
+        # What was changed meanwhile may be due.
+        return replace(self.report, marked=marked, more=self.report.more or marked < len(confirmed))
+
+
+@asynccontextmanager
+async def publish_due_timers(
     *,
     store: TimerStore,
     source: CommandSource,
@@ -42,12 +66,16 @@ async def fire_due_timers(
     limit: int,
     hold_back: HoldBack,
     catch_up: CatchUp,
-    retry: Retry,
-) -> FireReport:
-    """Publish one batch of due timers and mark those that the broker confirmed."""
+) -> AsyncIterator[PublishedBatch]:
+    """Publish one batch of due timers; it stays claimed, so that it can be marked, until this is left.
+
+    Publish before marking: a crash in between repeats the event under the same id. The other order would lose
+    it.
+    """
     now = clock.now()
-    if (paused_until := hold_back.everything_until(now)) is not None:
-        return _nothing_before(paused_until, now)
+    if hold_back.everything_until(now) is not None:
+        yield PublishedBatch(_nothing(now))
+        return
     # Ask after the clock was read and before the store is: what the broker had stored by now is either told
     # as waiting or applied, by whichever instance. In any other order a command could be missed.
     waits = await _who_waits(source, catch_up, now)
@@ -56,53 +84,49 @@ async def fire_due_timers(
         events = [timer.reached(now) for timer in claim.timers if waits.lets(timer)]
         results = await sink.publish(events) if events else []
         confirmed_at = clock.now()
-        confirmed = [e for e, r in _pairs(events, results) if r.outcome is Published.CONFIRMED]
-        # Publish before marking: a crash in between repeats the event under the same id. The other order
-        # would lose it. Only the mark is repeated while the store is unwell.
-        marked = await retry(lambda: claim.mark_reached(confirmed)) if confirmed else 0
-    more = claim.more or marked < len(confirmed)
-    return FireReport(
-        confirmed=confirmed,
-        failed=[(e, r) for e, r in _pairs(events, results) if r.outcome is not Published.CONFIRMED],
-        confirmed_at=confirmed_at,
-        marked=marked,
-        # What waits for commands is due all the same, and tells nothing of the stream.
-        hold_back=_NO_CHANGE
-        if catch_up.is_waiting and not events
-        else hold_back.record(events, results, confirmed_at),
-        catch_up=caught_up,
-        disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
-        more=more,
-        next_due_at=None if more else await _next_look(store, hold_back, catch_up, now),
+        answers = list(zip(events, results, strict=True))
+        report = FireReport(
+            looked_at=now,
+            confirmed=[e for e, r in answers if r.outcome is Published.CONFIRMED],
+            failed=[(e, r) for e, r in answers if r.outcome is not Published.CONFIRMED],
+            confirmed_at=confirmed_at,
+            # What waits for commands is due all the same, and tells nothing of the stream.
+            hold_back=_NO_CHANGE
+            if catch_up.is_waiting and not events
+            else hold_back.record(events, results, confirmed_at),
+            catch_up=caught_up,
+            disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
+            more=claim.more,
+        )
+        yield PublishedBatch(report, claim)
+
+
+async def next_look(
+    *, store: TimerStore, hold_back: HoldBack, catch_up: CatchUp, looked_at: datetime
+) -> datetime | None:
+    """Return when to look again after a look that found all that was due; None where nothing is known."""
+    if (paused_until := hold_back.everything_until(looked_at)) is not None:
+        return paused_until
+    moments = (
+        await store.next_due_at(after=looked_at),
+        hold_back.ends_at(looked_at),
+        catch_up.ends_at(looked_at),
     )
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
-def _nothing_before(moment: datetime, now: datetime) -> FireReport:
+def _nothing(now: datetime) -> FireReport:
     return FireReport(
+        looked_at=now,
         confirmed=(),
         failed=(),
         confirmed_at=now,
-        marked=0,
         hold_back=_NO_CHANGE,
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
-        next_due_at=moment,
     )
 
 
 async def _who_waits(source: CommandSource, catch_up: CatchUp, now: datetime) -> Waits:
     return Waits(now) if catch_up.is_off else catch_up.judge(await source.backlog(catch_up.asks()), now)
-
-
-def _pairs(
-    events: Sequence[DueTimeReached], results: Sequence[PublishResult]
-) -> list[tuple[DueTimeReached, PublishResult]]:
-    return list(zip(events, results, strict=True))
-
-
-async def _next_look(
-    store: TimerStore, hold_back: HoldBack, catch_up: CatchUp, now: datetime
-) -> datetime | None:
-    moments = (await store.next_due_at(after=now), hold_back.ends_at(now), catch_up.ends_at(now))
-    return min((moment for moment in moments if moment is not None), default=None)

@@ -51,6 +51,8 @@ from timer_service.ports.timer_store import (
 
 WORK_CONNECTIONS: Final = 3
 """Applying commands, holding a claim, and deleting or marking besides."""
+MAX_CLAIMS: Final = 2
+"""Each holds a connection: one is marked while another is published, and one is left for commands."""
 ANSWER_CONNECTIONS: Final = 3
 """So that questions and calls never keep the work waiting."""
 STATEMENT_CACHE_SIZE: Final = 100
@@ -157,6 +159,8 @@ async def open_postgres_store(
 
 class PostgresTimerStore:
     """The timer store on PostgreSQL: some connections work, others answer questions."""
+
+    max_claims = MAX_CLAIMS
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ from timer_service.adapters.sqlite.connections import (
 )
 from timer_service.adapters.sqlite.epochs import advance_epochs, insert_epochs, read_epochs
 from timer_service.adapters.sqlite.looks import Looks
+from timer_service.adapters.sqlite.marks import Marks
 from timer_service.adapters.sqlite.ownership import Ownership, sole_owner
 from timer_service.adapters.sqlite.pages import pages_of
 from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
@@ -57,6 +58,9 @@ from timer_service.ports.timer_store import (
 VACUUM_PAGES: Final = 256
 """How much freed space one purge gives back to the file system at the most: 1 MiB."""
 
+MAX_CLAIMS: Final = 1_000
+"""A claim costs no more than its timers."""
+
 log = structlog.get_logger(__name__)
 
 _NOBODY: Final = ""
@@ -79,21 +83,6 @@ SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(rows.COLUMNS))}
 FROM json_each(?) WHERE true
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
 """  # noqa: S608 - the column list is a constant
-
-# Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
-# from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
-_MARK_REACHED: Final = """
-UPDATE timer_schedules SET state = 'Reached', reached_at = fired.reached_at
-FROM (
-  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
-    value ->> 3 AS reached_at
-  FROM json_each(?)
-) AS fired
-WHERE timer_schedules.tenant_id = fired.tenant_id
-  AND timer_schedules.service_call_id = fired.service_call_id
-  AND timer_schedules.generation = fired.generation
-  AND +timer_schedules.state = 'Scheduled'
-"""
 
 NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
 
@@ -157,6 +146,8 @@ class SqliteTimerStore:
     that two connections write or checkpoint at once, and because a second writer would only wait.
     """
 
+    max_claims = MAX_CLAIMS
+
     def __init__(
         self,
         ownership: Ownership,
@@ -176,6 +167,7 @@ class SqliteTimerStore:
         self._looks = Looks(self._read)
         self._writing = asyncio.Lock()
         self._claiming = asyncio.Lock()
+        self.marks = Marks(writer, self._transaction)
         self._pending: int | None = None
         self._pending_since: int | None = None
         """How the count under way has changed since it began; None where that is not known."""
@@ -246,7 +238,9 @@ class SqliteTimerStore:
             keys = {row[:2] for row in ours}
             self._claimed |= keys
             self._looks.given_back(self._wanted)
-        claim = _SqliteClaim(self, [rows.due_timer(row) for row in ours], more or len(ours) < len(found))
+        claim = _SqliteClaim(
+            self.marks, [rows.due_timer(row) for row in ours], more or len(ours) < len(found)
+        )
         try:
             yield claim
         finally:
@@ -295,14 +289,6 @@ class SqliteTimerStore:
             log_bytes=self._log.size_bytes,
             free_bytes=shutil.disk_usage(self._path.parent).free,
         )
-
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
-        """Mark each timer whose published generation still stands."""
-        async with self._transaction() as changes:
-            fired = [(*event.key, event.generation, rows.text(event.reached_at)) for event in events]
-            cursor = await self._writer.execute(_MARK_REACHED, (json.dumps(fired),))
-            changes.pending = -cursor.rowcount
-            return cursor.rowcount
 
     async def meet_history(self, acknowledged: int, *, allow_new: bool = False) -> None:
         """Learn how many commands were ever acknowledged; refuse to begin anew where that loses timers."""
@@ -397,13 +383,13 @@ class _Changes:
 
 @dataclass(slots=True)
 class _SqliteClaim:
-    _store: SqliteTimerStore
+    _marks: Marks
     timers: Sequence[DueTimer]
     more: bool
     marked: int = 0
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
-        marked = await self._store.mark_reached(events)
+        marked = await self._marks.mark(events)
         self.marked += marked
         return marked
 

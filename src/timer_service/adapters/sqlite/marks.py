@@ -1,0 +1,96 @@
+"""Mark timers as reached: marks that wait for the writer together share one transaction."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import aiosqlite
+
+from timer_service.adapters.rows import text
+from timer_service.domain.errors import TimerServiceError
+from timer_service.domain.messages import DueTimeReached
+
+# Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
+# from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
+MARK_REACHED: Final = """
+UPDATE timer_schedules SET state = 'Reached', reached_at = fired.reached_at
+FROM (
+  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
+    value ->> 3 AS reached_at
+  FROM json_each(?)
+) AS fired
+WHERE timer_schedules.tenant_id = fired.tenant_id
+  AND timer_schedules.service_call_id = fired.service_call_id
+  AND timer_schedules.generation = fired.generation
+  AND +timer_schedules.state = 'Scheduled'
+"""
+
+
+class Changes(Protocol):
+    """What a transaction changes about the store as a whole."""
+
+    pending: int
+
+
+@dataclass(slots=True, eq=False)
+class _Mark:
+    """The events of one claim, and what became of them."""
+
+    events: Sequence[DueTimeReached]
+    marked: int | None = None
+    error: TimerServiceError | None = None
+
+
+class Marks:
+    """The marks of all claims: one wait for the disk serves all that came while the writer was busy."""
+
+    def __init__(
+        self,
+        writer: aiosqlite.Connection,
+        transaction: Callable[[], AbstractAsyncContextManager[Changes]],
+    ) -> None:
+        self._writer = writer
+        self._transaction = transaction
+        self._turn = asyncio.Lock()
+        self._waiting: list[_Mark] = []
+
+    async def mark(self, events: Sequence[DueTimeReached]) -> int:
+        """Mark each timer whose published generation still stands; return how many."""
+        mark = _Mark(events)
+        self._waiting.append(mark)
+        async with self._turn:
+            # Whoever had the turn before may have done this too.
+            if mark.marked is None and mark.error is None:
+                await self._mark_all()
+        if mark.error is not None:
+            raise mark.error
+        assert mark.marked is not None
+        return mark.marked
+
+    async def _mark_all(self) -> None:
+        """Do what waits in one transaction: all of it is marked, or nothing is and all of it failed."""
+        group: list[_Mark] = []
+        counts: list[int] = []
+        error: TimerServiceError | None = None
+        try:
+            async with self._transaction() as changes:
+                # Not before the writer is ours: others may have come meanwhile.
+                group = list(self._waiting)
+                counts = [await self._execute(mark.events) for mark in group]
+                changes.pending = -sum(counts)
+        except TimerServiceError as failed:
+            error = failed
+            group = group or list(self._waiting)
+            counts = [0] * len(group)
+        # Whoever is cancelled before this leaves its group to the next.
+        del self._waiting[: len(group)]
+        for mark, count in zip(group, counts, strict=True):
+            mark.marked, mark.error = count, error
+
+    async def _execute(self, events: Sequence[DueTimeReached]) -> int:
+        fired = [(*event.key, event.generation, text(event.reached_at)) for event in events]
+        cursor = await self._writer.execute(MARK_REACHED, (json.dumps(fired),))
+        return cursor.rowcount

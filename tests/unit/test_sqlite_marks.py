@@ -1,0 +1,127 @@
+"""Marks that wait for the writer together share one transaction, and fail together where it fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiosqlite
+import pytest
+
+from tests.support.patience import PATIENCE_S
+from tests.support.timers import ACME, call, reached, schedule
+from timer_service.adapters.sqlite.marks import Changes, Marks
+from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.domain.errors import StoreFull
+from timer_service.domain.timer import TimerState
+from timer_service.testing import START
+
+
+class _Transactions:
+    """Counts transactions; each begins when the test lets it, and may be made to fail."""
+
+    def __init__(self, writer: aiosqlite.Connection) -> None:
+        self._writer = writer
+        self.begun = 0
+        self.free = asyncio.Event()
+        self.error: Exception | None = None
+        self.pending = 0
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Changes]:
+        await self.free.wait()
+        self.begun += 1
+        await self._writer.execute("BEGIN IMMEDIATE")
+        yield self
+        error, self.error = self.error, None
+        await self._writer.execute("ROLLBACK" if error else "COMMIT")
+        if error:
+            raise error
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteTimerStore]:
+    async with open_sqlite_store(tmp_path / "timers.db", lambda: START) as opened:
+        await opened.apply([schedule(f"order-{n}", 0, number=n) for n in range(1, 5)], START)
+        yield opened
+
+
+async def _state(store: SqliteTimerStore, number: int) -> TimerState:
+    timer = await store.get(ACME, call(f"order-{number}"))
+    assert timer is not None
+    return timer.state
+
+
+async def _rest() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_marks_that_wait_together_share_one_transaction(store: SqliteTimerStore) -> None:
+    transactions = _Transactions(store._writer)
+    marks = Marks(store._writer, transactions.begin)
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(marks.mark([reached("order-1", 0)])),
+            group.create_task(marks.mark([reached("order-2", 0), reached("order-3", 0, generation=7)])),
+            group.create_task(marks.mark([reached("order-4", 0)])),
+        ]
+        await _rest()
+        transactions.free.set()
+
+    assert [task.result() for task in tasks] == [1, 1, 1]
+    assert (transactions.begun, transactions.pending) == (1, -3)
+    assert [await _state(store, number) for number in (1, 2, 3, 4)] == [
+        TimerState.REACHED,
+        TimerState.REACHED,
+        TimerState.SCHEDULED,
+        TimerState.REACHED,
+    ]
+
+
+async def test_a_group_that_fails_marks_nothing_and_each_of_it_can_be_tried_again(
+    store: SqliteTimerStore,
+) -> None:
+    transactions = _Transactions(store._writer)
+    transactions.error = StoreFull("no space")
+    marks = Marks(store._writer, transactions.begin)
+    events = [[reached("order-1", 0)], [reached("order-2", 0)]]
+    transactions.free.set()
+
+    async with asyncio.timeout(PATIENCE_S):
+        first = await asyncio.gather(*map(marks.mark, events), return_exceptions=True)
+        states = [await _state(store, number) for number in (1, 2)]
+        again = await asyncio.gather(*map(marks.mark, events))
+
+    assert [str(error) for error in first] == ["no space", "no space"]
+    assert states == [TimerState.SCHEDULED, TimerState.SCHEDULED]
+    assert again == [1, 1]
+
+
+async def test_one_that_is_cancelled_leaves_its_group_to_the_next(store: SqliteTimerStore) -> None:
+    transactions = _Transactions(store._writer)
+    marks = Marks(store._writer, transactions.begin)
+
+    async with asyncio.timeout(PATIENCE_S):
+        first = asyncio.ensure_future(marks.mark([reached("order-1", 0)]))
+        second = asyncio.ensure_future(marks.mark([reached("order-2", 0)]))
+        await _rest()
+        first.cancel()
+        await asyncio.wait({first})
+        transactions.free.set()
+        marked = await second
+
+    assert marked == 1
+    assert await _state(store, 2) is TimerState.REACHED
+
+
+async def test_a_mark_that_comes_later_has_a_transaction_of_its_own(store: SqliteTimerStore) -> None:
+    transactions = _Transactions(store._writer)
+    transactions.free.set()
+    marks = Marks(store._writer, transactions.begin)
+
+    await marks.mark([reached("order-1", 0)])
+    await marks.mark([reached("order-2", 0)])
+
+    assert transactions.begun == 2
