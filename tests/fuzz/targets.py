@@ -13,7 +13,7 @@ from timer_client.subjects import Subjects
 from timer_service.adapters import codec
 from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.nats.tolerant_client import TolerantClient
-from timer_service.cli.main import _duration, _moment
+from timer_service.cli.arguments import duration, moment
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, DueTimeReached, Position, ScheduleTimer, firing_id
 from timer_service.ports.command_source import Refusal
@@ -168,7 +168,7 @@ def cursor(data: bytes) -> None:
 def command_line(data: bytes) -> None:
     """A time or a duration on the command line is read, or complained about."""
     text = _text(data)
-    for read in (_duration, _moment):
+    for read in (duration, moment):
         try:
             found = read(text)
         except argparse.ArgumentTypeError:

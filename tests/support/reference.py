@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 
 from tests.support.documents import ROOT, read
-from timer_service.cli.main import _parser
+from timer_service.cli.main import build_parser
 from timer_service.config import Settings, env_name
 
 BEGIN, END = "<!-- reference: begin -->\n\n", "<!-- reference: end -->"
@@ -25,7 +25,9 @@ def settings() -> str:
 
 def commands() -> str:
     """Return every command with its arguments, a heading each."""
-    return "\n".join("\n".join(_section(name, text, parser)) for name, text, parser in _commands(_parser()))
+    return "\n".join(
+        "\n".join(_section(name, text, parser)) for name, text, parser in _commands(build_parser())
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {"docs/configuration.md": settings, "docs/cli.md": commands}

@@ -26,7 +26,6 @@ from timer_service.cli.exits import (
     complain,
 )
 from timer_service.config import Settings, load_settings, nats_connect_options
-from timer_service.printable import printable, printable_json
 
 CONNECT_TIMEOUT_S: Final = 2
 
@@ -38,7 +37,7 @@ def converse(
     client: type[Talker],
     talk: Callable[[Talker], Awaitable[None]],
     *,
-    for_ever: bool = False,
+    reconnect: bool = False,
 ) -> int:
     """Connect to the broker, talk, and return the exit code."""
     settings = load_settings(**({"broker_url": options.server} if options.server is not None else {}))
@@ -49,7 +48,7 @@ def converse(
     signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
 
     async def conversation() -> None:
-        async with _connection(settings, for_ever=for_ever) as connection:
+        async with _connection(settings, reconnect=reconnect) as connection:
             prefix, domain = settings.subject_prefix, settings.jetstream_domain
             await talk(client(connection, prefix=prefix, domain=domain))
 
@@ -62,18 +61,8 @@ def converse(
     return EXIT_OK
 
 
-def tell(options: argparse.Namespace, text: str, facts: dict[str, Any]) -> None:
-    """Print a line for a person, or the facts for a program."""
-    say(printable_json(facts) if options.json else printable(text))
-
-
-def say(text: str) -> None:
-    """Print at once; the caller has made text of others printable."""
-    print(text, flush=True)
-
-
 @asynccontextmanager
-async def _connection(settings: Settings, *, for_ever: bool) -> AsyncIterator[Client]:
+async def _connection(settings: Settings, *, reconnect: bool) -> AsyncIterator[Client]:
     """Connect, and turn what can go wrong into one line for a person."""
     errors: list[str] = []
     connection: Client | None = None
@@ -81,14 +70,14 @@ async def _connection(settings: Settings, *, for_ever: bool) -> AsyncIterator[Cl
     async def remember(error: Exception) -> None:
         if not errors or errors[-1] != str(error):
             errors.append(str(error))
-            if for_ever and connection is not None:
+            if reconnect and connection is not None:
                 complain(EXIT_NO_BROKER, str(error))
 
     where = settings.shown()["TIMER_BROKER_URL"]
     try:
         connection = await nats.connect(**_once(settings), error_cb=remember)
-        if for_ever:
-            # The broker is there, or we would not be here: from now on wait for it whenever it goes.
+        if reconnect:
+            # The broker is there, or we would not be here: from now on wait for it whenever it goes away.
             await connection.close()
             connection = await nats.connect(**_always(settings), error_cb=remember)
         yield connection

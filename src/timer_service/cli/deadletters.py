@@ -11,17 +11,43 @@ from rich.table import Table
 
 from timer_client import OperatorClient
 from timer_service.adapters.system import local_now
-from timer_service.cli.conversation import converse, say, tell
+from timer_service.cli.arguments import Commands, add_client_arguments, count, duration
+from timer_service.cli.conversation import converse
 from timer_service.cli.exits import EXIT_REFUSED, EXIT_USAGE, CommandFailed
-from timer_service.cli.tables import add_row
+from timer_service.cli.output import add_row, say, tell
 from timer_service.printable import printable_json
 
 EXCERPT: Final = 80
 """Characters of a body in the list; `show` has the whole."""
 
 
+def add_commands(commands: Commands) -> None:
+    """Add `deadletters` and its actions."""
+    group = commands.add_parser("deadletters", help="inspect refused messages, and send them again")
+    actions = group.add_subparsers(title="actions", metavar="", required=True)
+
+    parser = actions.add_parser("list", help="list the newest letters")
+    parser.add_argument("--tenant", help="only this tenant's")
+    parser.add_argument("--since", type=duration, default="24h", metavar="DURATION", help="(%(default)s)")
+    parser.add_argument("--limit", type=count, default=20, metavar="N", help="at most N (%(default)s)")
+    add_client_arguments(parser)
+    parser.set_defaults(handler=list_letters)
+
+    parser = actions.add_parser("show", help="show a whole letter")
+    parser.add_argument("sequence", type=count, help="its number in `deadletters list`")
+    add_client_arguments(parser)
+    parser.set_defaults(handler=show)
+
+    parser = actions.add_parser("replay", help="send the refused message again")
+    parser.add_argument("sequence", type=count, help="its number in `deadletters list`")
+    parser.add_argument("--subject", help="send it to another subject")
+    parser.add_argument("--body-file", type=Path, help="send this body instead of the refused one")
+    add_client_arguments(parser)
+    parser.set_defaults(handler=replay)
+
+
 def list_letters(options: argparse.Namespace) -> int:
-    """List the newest letters, the newest last."""
+    """List the newest letters, newest last."""
 
     async def ask(client: OperatorClient) -> None:
         since = local_now() - options.since
@@ -36,13 +62,13 @@ def list_letters(options: argparse.Namespace) -> int:
             add_row(table, *_cells(letter))
         Console().print(table)
         if len(letters) == options.limit:
-            print(f"the newest {options.limit}; --limit and --since show more", file=sys.stderr)
+            print(f"the newest {options.limit}; see more with --limit and --since", file=sys.stderr)
 
     return converse(options, OperatorClient, ask)
 
 
 def show(options: argparse.Namespace) -> int:
-    """Show one letter whole."""
+    """Show a whole letter."""
 
     async def ask(client: OperatorClient) -> None:
         letter = await _letter(client, options.sequence)

@@ -21,6 +21,7 @@ from timer_service.adapters.nats.embedded import (
     free_port,
 )
 from timer_service.adapters.system import instance_name
+from timer_service.cli.arguments import Commands, port
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
@@ -31,6 +32,19 @@ from timer_service.waiting import first_critical, first_done, owned
 GC_AFTER_OBJECTS: Final = 50_000
 
 log = structlog.get_logger(__name__)
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `run` and `dev`."""
+    parser = commands.add_parser("run", help="run the service against TIMER_BROKER_URL (the default)")
+    parser.set_defaults(handler=run)
+
+    parser = commands.add_parser("dev", help="run the service with a broker of its own, to try it out")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(".timer-service"), help="folder for its data (%(default)s)"
+    )
+    parser.add_argument("--port", type=port, help="the broker's port (4222, or a free one)")
+    parser.set_defaults(handler=dev)
 
 
 def run(_: argparse.Namespace) -> int:

@@ -1,21 +1,65 @@
-"""Schedule, cancel, watch, get and list timers; ask how the service is."""
+"""Schedule, cancel, watch, get and list timers."""
 
 import argparse
 import json
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from timer_client import OperatorClient, Reached, TimerClient, wire
+from timer_client import Reached, TimerClient, wire
 from timer_client.connection import new_id
 from timer_service.adapters.system import local_now
-from timer_service.cli.conversation import converse, say, tell
+from timer_service.cli.arguments import (
+    Commands,
+    add_client_arguments,
+    add_timer_arguments,
+    count,
+    duration,
+    moment,
+)
+from timer_service.cli.conversation import converse
 from timer_service.cli.exits import EXIT_USAGE, complain
-from timer_service.cli.tables import add_row
+from timer_service.cli.output import add_row, as_block, say, tell
 from timer_service.printable import printable, printable_json
+
+
+def add_commands(commands: Commands) -> None:
+    """Add what schedules, cancels and shows timers."""
+    parser = commands.add_parser("schedule", help="schedule or move a timer")
+    parser.add_argument("--tenant", required=True)
+    parser.add_argument("--id", help="the timer's id (a new UUIDv7 if left out)")
+    when = parser.add_mutually_exclusive_group(required=True)
+    when.add_argument("--in", dest="after", type=duration, metavar="DURATION", help="such as 10s or 1h30m")
+    when.add_argument("--at", type=moment, metavar="TIME", help="such as 2026-12-01T09:00:00+01:00")
+    parser.add_argument("--correlation-id", help="passed on to the event")
+    add_client_arguments(parser)
+    parser.set_defaults(handler=schedule)
+
+    parser = commands.add_parser("cancel", help="cancel a timer")
+    add_timer_arguments(parser)
+    parser.set_defaults(handler=cancel)
+
+    parser = commands.add_parser("watch", help="print each DueTimeReached as it arrives, with its lateness")
+    parser.add_argument("--tenant", help="only this tenant's")
+    parser.add_argument("--count", type=count, metavar="N", help="stop after N events")
+    add_client_arguments(parser)
+    parser.set_defaults(handler=watch)
+
+    parser = commands.add_parser("get", help="show one timer")
+    add_timer_arguments(parser)
+    parser.set_defaults(handler=get)
+
+    parser = commands.add_parser("list", help="list a tenant's timers by due time")
+    parser.add_argument("--tenant", required=True)
+    parser.add_argument("--state", choices=["Scheduled", "Reached", "Cancelled"])
+    parser.add_argument("--correlation-id")
+    parser.add_argument("--due-from", type=moment, metavar="TIME", help="inclusive")
+    parser.add_argument("--due-before", type=moment, metavar="TIME", help="exclusive")
+    parser.add_argument("--limit", type=count, default=50, metavar="N", help="at most N (%(default)s)")
+    add_client_arguments(parser)
+    parser.set_defaults(handler=list_timers)
 
 
 def schedule(options: argparse.Namespace) -> int:
@@ -67,14 +111,14 @@ def cancel(options: argparse.Namespace) -> int:
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Print events as they come."""
+    """Print events as they arrive."""
     if options.tenant is not None and not wire.is_tenant_id(options.tenant):
         return complain(EXIT_USAGE, f"--tenant must be {wire.TENANT_RULE} (got {options.tenant!r})")
 
     async def follow(client: TimerClient) -> None:
         def ready() -> None:
             if not options.json:
-                print("watching; Ctrl-C ends it", file=sys.stderr, flush=True)
+                print("watching; stop with Ctrl-C", file=sys.stderr, flush=True)
 
         seen = 0
         async for reached in client.watch(options.tenant, subscribed=ready):
@@ -83,7 +127,7 @@ def watch(options: argparse.Namespace) -> int:
             if options.count is not None and seen >= options.count:
                 return
 
-    return converse(options, TimerClient, follow, for_ever=True)
+    return converse(options, TimerClient, follow, reconnect=True)
 
 
 def get(options: argparse.Namespace) -> int:
@@ -91,7 +135,7 @@ def get(options: argparse.Namespace) -> int:
 
     async def ask(client: TimerClient) -> None:
         timer = await client.get(options.tenant, options.id)
-        say(printable_json(timer) if options.json else _as_block(timer))
+        say(printable_json(timer) if options.json else as_block(timer))
 
     return converse(options, TimerClient, ask)
 
@@ -122,45 +166,9 @@ def list_timers(options: argparse.Namespace) -> int:
             )
         Console().print(table)
         if len(found) == options.limit:
-            print(f"the first {options.limit}; --limit shows more", file=sys.stderr)
+            print(f"the first {options.limit}; see more with --limit", file=sys.stderr)
 
     return converse(options, TimerClient, ask)
-
-
-def status(options: argparse.Namespace) -> int:
-    """Show how each instance of the service is."""
-
-    async def ask(client: OperatorClient) -> None:
-        instances = await client.status()
-        if options.json:
-            say("\n".join(map(printable_json, instances)))
-        else:
-            say("\n\n".join(map(_as_block, instances)))
-
-    return converse(options, OperatorClient, ask)
-
-
-def accept_clock_step(options: argparse.Namespace) -> int:
-    """Confirm that the wall clocks of all instances are right."""
-
-    async def confirm(client: OperatorClient) -> None:
-        for answer in await client.accept_clock_step():
-            step_s = answer["acceptedStepSeconds"]
-            text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
-            tell(options, f"{answer['instance']}: {text}", answer)
-
-    return converse(options, OperatorClient, confirm)
-
-
-def _as_block(facts: dict[str, Any]) -> str:
-    width = max(map(len, facts))
-    return "\n".join(f"{name:<{width}}  {printable(_plain(value))}" for name, value in facts.items())
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{name}: {text}" for name, text in value.items()) or "none"
-    return "-" if value is None else str(value)
 
 
 def _as_json(reached: Reached) -> str:
@@ -178,6 +186,6 @@ def _as_line(reached: Reached) -> str:
     return f"{line}  correlation {correlation}" if correlation else line
 
 
-def _from_now(moment: datetime) -> str:
-    seconds = (moment - local_now()).total_seconds()
-    return f"in {seconds:.1f} s" if seconds > 0 else "past: fires at once"
+def _from_now(due_at: datetime) -> str:
+    seconds = (due_at - local_now()).total_seconds()
+    return f"in {seconds:.1f} s" if seconds > 0 else "in the past: fires at once"
