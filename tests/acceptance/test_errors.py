@@ -68,6 +68,7 @@ async def test_a_full_disk_holds_commands_back_until_there_is_space_again(world:
     disk.recover()
     events = await world.wait_for_events(4)
     await world.wait_until_consumed()
+    service.wait_for_log("store.recovered")
 
     assert (waiting, kept) == (3, ["before"])
     assert unavailable["kind"] == "StoreFull"
