@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import datetime
 from functools import partial
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -80,5 +80,8 @@ async def _any_history(_: int) -> None:
 
 def _need_postgres(named_by: str) -> None:
     # The driver is an extra: it is loaded only where it is asked for.
-    if find_spec("asyncpg") is None:
-        raise InvalidConfiguration(f"{named_by} names a PostgreSQL database: install timer-service[postgres]")
+    try:
+        import_module("asyncpg")
+    except ModuleNotFoundError as error:
+        text = f"{named_by} names a PostgreSQL database: install timer-service[postgres]"
+        raise InvalidConfiguration(text) from error

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from timer_service.domain.errors import CriticalError
 
 CANCEL_AGAIN_S: Final = 2.0
-"""Now and then a library swallows a cancellation: after so long it is repeated."""
+"""Now and then a library swallows a cancellation: after this long it is repeated."""
 
 T = TypeVar("T")
 
@@ -36,26 +36,28 @@ async def first_done(*tasks: "asyncio.Task[Any]") -> None:
 
 
 @asynccontextmanager
-async def owned(*steps: Coroutine[Any, Any, Any]) -> AsyncIterator[tuple["asyncio.Task[Any]", ...]]:
+async def owned(
+    *steps: Coroutine[Any, Any, Any], cancel_again_s: float = CANCEL_AGAIN_S
+) -> AsyncIterator[tuple["asyncio.Task[Any]", ...]]:
     """Run steps beside the block; at its end each of them is over, and no critical error is swallowed."""
     tasks = tuple(asyncio.ensure_future(step) for step in steps)
     try:
         yield tasks
     finally:
-        await _end(tasks)
+        await _end(tasks, cancel_again_s)
         for task in tasks:
             if not task.cancelled() and (critical := first_critical(task.exception())) is not None:
                 raise critical
 
 
-async def _end(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+async def _end(tasks: Iterable["asyncio.Task[Any]"], cancel_again_s: float) -> None:
     """Cancel what is not done and wait for it, also where we are cancelled ourselves meanwhile."""
     interruption: asyncio.CancelledError | None = None
     while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()
         try:
-            await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+            await asyncio.wait(left, timeout=cancel_again_s)
         except asyncio.CancelledError as error:
             interruption = error
     if interruption is not None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
@@ -83,13 +83,13 @@ def _crash_work() -> Iterator[tuple[Any, ...]]:
             yield _run_crashes, story, part
 
 
-def run_seeds(start: int, end: int) -> Result:
+def run_seeds(start: int, end: int, run: Callable[..., Tally] = run_seed) -> Result:
     counts: Counter[str] = Counter()
     broken: list[str] = []
     with workshop() as shop:
         for seed in range(start, end):
             try:
-                tally = run_seed(seed, *shop)
+                tally = run(seed, *shop)
             except Exception as error:
                 # One that breaks the simulation itself is a finding too, and hides none of the others.
                 broken.append(f"seed {seed} raises {type(error).__name__}: {error}")

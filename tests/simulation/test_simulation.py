@@ -50,14 +50,13 @@ def test_what_a_seed_has_found_stays_mended(shop: Workshop, seed: int) -> None:
     assert run_seed(seed, *shop).violations == []
 
 
-def test_a_seed_that_raises_is_named_and_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_raises_is_named_and_does_not_stop_the_others() -> None:
     def raises_at_1(seed: int, *shop: Path) -> Tally:
         if seed == 1:
             raise RuntimeError("a task outlives its process")
         return run_seed(seed, *shop)
 
-    monkeypatch.setattr(runner, "run_seed", raises_at_1)
-    counts, broken, _ = runner.run_seeds(0, 3)
+    counts, broken, _ = runner.run_seeds(0, 3, raises_at_1)
 
     assert broken == ["seed 1 raises RuntimeError: a task outlives its process"]
     assert counts["seeds"] == 3

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
-COUNTS = DOCS / "guarantees.json"
-PAGE = DOCS / "guarantees.md"
+COUNTS, PAGE = "guarantees.json", "guarantees.md"
 BEGIN, END = "<!-- counts: begin -->\n", "<!-- counts: end -->\n"
 
 Counts = dict[str, Any]
@@ -46,13 +45,13 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
 """What the counts of a command have to be, whenever they were recorded."""
 
 
-def record(command: str, counts: Counts) -> None:
+def record(command: str, counts: Counts, docs: Path = DOCS) -> None:
     """Keep what a command has counted, and show it on the page."""
-    kept = load()
+    page, kept = docs / PAGE, load(docs)
     kept[command] = {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts}
-    COUNTS.write_text(json.dumps(dict(sorted(kept.items())), indent=2, ensure_ascii=False) + "\n")
-    before, begin, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    PAGE.write_text(before + begin + render(kept) + END + rest.partition(END)[2], "utf-8")
+    (docs / COUNTS).write_text(json.dumps(dict(sorted(kept.items())), indent=2, ensure_ascii=False) + "\n")
+    before, begin, rest = page.read_text("utf-8").partition(BEGIN)
+    page.write_text(before + begin + render(kept) + END + rest.partition(END)[2], "utf-8")
 
 
 def asked_of(command: str) -> dict[str, tuple[str, float]]:
@@ -76,8 +75,9 @@ def _is_met(count: Any, kind: str, bound: float) -> bool:
     return bool(count >= bound if kind == AT_LEAST else count <= bound)
 
 
-def load() -> dict[str, Counts]:
-    kept: dict[str, Counts] = json.loads(COUNTS.read_text("utf-8")) if COUNTS.exists() else {}
+def load(docs: Path = DOCS) -> dict[str, Counts]:
+    counts = docs / COUNTS
+    kept: dict[str, Counts] = json.loads(counts.read_text("utf-8")) if counts.exists() else {}
     return kept
 
 

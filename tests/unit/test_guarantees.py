@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import guarantees
 from tests.support.documents import ROOT, code_words, read, table
-from tests.support.guarantees import ASKED, asked_of, load, record, render, shortfalls, shown
+from tests.support.guarantees import (
+    ASKED,
+    BEGIN,
+    END,
+    PAGE,
+    asked_of,
+    check_coverage,
+    load,
+    record,
+    render,
+    shortfalls,
+    shown,
+)
 
 TARGETS = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
 
@@ -70,7 +81,7 @@ def test_coverage_is_judged_by_its_branches_alone(tmp_path: Path, missing: int, 
     totals = {"num_branches": 100, "missing_branches": missing, "num_statements": 10_000, "missing_lines": 0}
     report.write_text(json.dumps({"totals": totals}))
 
-    assert guarantees.check_coverage(report, keep=False) == code
+    assert check_coverage(report, keep=False) == code
 
 
 def test_every_promise_is_tested_by_something_that_exists() -> None:
@@ -82,22 +93,18 @@ def test_every_promise_is_tested_by_something_that_exists() -> None:
     assert [name for name in files if not (ROOT / name).is_file()] == []
 
 
-def test_a_recorded_count_replaces_the_one_before_and_leaves_the_rest_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, counts = tmp_path / "page.md", tmp_path / "counts.json"
-    page.write_text(f"before\n{guarantees.BEGIN}{guarantees.END}after\n")
-    monkeypatch.setattr(guarantees, "PAGE", page)
-    monkeypatch.setattr(guarantees, "COUNTS", counts)
+def test_a_recorded_count_replaces_the_one_before_and_leaves_the_rest_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / PAGE
+    page.write_text(f"before\n{BEGIN}{END}after\n")
 
-    record("make simulate SEEDS=1", {"seeds": 1})
-    record("make simulate SEEDS=1", {"seeds": 2_000})
+    record("make simulate SEEDS=1", {"seeds": 1}, tmp_path)
+    record("make simulate SEEDS=1", {"seeds": 2_000}, tmp_path)
 
     text = page.read_text()
-    assert shown(text) == render(load())
+    assert shown(text) == render(load(tmp_path))
     assert (text.startswith("before\n"), text.endswith("after\n")) == (True, True)
     assert "| seeds | 2,000 | at least 5,000 |" in text
-    assert shortfalls(load()) == [
+    assert shortfalls(load(tmp_path)) == [
         "make simulate SEEDS=1: seeds is 2,000, asked for is at least 5,000",
         "make simulate SEEDS=1: violations is None, asked for is at most 0",
     ]

@@ -1,5 +1,7 @@
 """What a person is told of a store that cannot be opened."""
 
+import sys
+
 import pytest
 
 from timer_service import stores
@@ -9,7 +11,7 @@ from timer_service.domain.errors import InvalidConfiguration
 
 
 async def test_postgresql_without_its_driver_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
     settings = load_settings(store_url="postgresql://localhost/timers", http_port=0)
 
     with pytest.raises(InvalidConfiguration) as caught:

@@ -6,7 +6,6 @@ from contextlib import suppress
 import pytest
 
 from tests.support.patience import PATIENCE_S
-from timer_service import waiting
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.waiting import Over, first_critical, first_done, owned, unless
 
@@ -94,10 +93,7 @@ async def test_an_owner_that_is_cancelled_twice_still_waits_for_its_tasks() -> N
     assert log == ["ended"]
 
 
-async def test_a_step_that_swallows_its_cancellation_is_cancelled_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waiting, "CANCEL_AGAIN_S", 0.001)
+async def test_a_step_that_swallows_its_cancellation_is_cancelled_again() -> None:
     swallowed = 0
 
     async def deaf() -> None:
@@ -109,7 +105,7 @@ async def test_a_step_that_swallows_its_cancellation_is_cancelled_again(
                 swallowed += 1
 
     async with asyncio.timeout(PATIENCE_S):
-        async with owned(deaf()):
+        async with owned(deaf(), cancel_again_s=0.001):
             await asyncio.sleep(0)
 
     assert swallowed == 3
