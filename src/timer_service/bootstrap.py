@@ -4,15 +4,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from timer_client.subjects import Subjects
-from timer_service.adapters.nats.api import timer_api
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
+from timer_service.adapters.nats.requests import request_api
 from timer_service.adapters.system import SystemClock, chance
-from timer_service.calls import Calls
 from timer_service.config import Settings, nats_connect_options
 from timer_service.domain.admission import RateLimit
 from timer_service.observability.metrics import Metrics
 from timer_service.service import Service
 from timer_service.stores import open_store
+from timer_service.timers import Timers
 
 
 @asynccontextmanager
@@ -51,17 +51,23 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
             other_problems=lambda: {"clock": clock.problem},
             warnings=lambda: bus.warnings,
         )
-        calls = Calls(
+        timers = Timers(
+            instance=instance,
             store=store,
             source=bus,
             clock=clock,
-            metrics=metrics,
             wake_for=service.wake_for,
             accept_clock_step=clock.accept_step,
+            broker=lambda: bus.server,
+            health=service.health,
+            recent=metrics.recent,
             counted=service.note_counts,
-            facts=lambda: {"broker": bus.server, "problems": service.health().problems},
-            instance=instance,
+        )
+        api = request_api(
+            timers,
+            Subjects(settings.subject_prefix),
             rate_limit=RateLimit(settings.request_rate, settings.request_burst),
+            answered=metrics.request_answered,
         )
         if settings.http_port:
             # Here, because to load FastAPI takes a quarter of the whole start.
@@ -71,7 +77,7 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
             await stack.enter_async_context(serving(app, settings.http_host, settings.http_port))
         await stack.enter_async_context(bus.running())
         # Inside: what is under way at the end is answered over the connection that the bus then closes.
-        bus.attach(await stack.enter_async_context(timer_api(calls, Subjects(settings.subject_prefix))))
+        bus.attach(await stack.enter_async_context(api))
         await stack.enter_async_context(listen(service.wake_for))
         yield service
 

@@ -607,7 +607,7 @@ async def test_an_operator_sees_every_timer_and_sends_a_letter_again(either: Sit
         forbidden = await operator.forbidden()
 
     assert (letter["body"], again["body"]) == ("[]", "[] again")
-    assert (discovered["name"], status["problems"]) == ("timer", {})
+    assert (discovered["name"], status.problems) == ("timer", {})
     assert forbidden == []
 
 

@@ -10,15 +10,13 @@ from nats.errors import Error as NatsError
 from structlog.testing import capture_logs
 
 from tests.contract.buses import until
-from tests.contract.test_nats_api import FakeCalls
+from tests.contract.test_nats_requests import FakeTimers
 from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from tests.support.timers import reached
-from timer_client.subjects import Subjects
 from timer_service.adapters.nats import bus as bus_module
 from timer_service.adapters.nats import connecting
-from timer_service.adapters.nats.api import timer_api
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.streams import Streams, ensure_streams
 from timer_service.domain.errors import StoreBusy
@@ -101,7 +99,7 @@ async def test_the_store_agrees_to_the_history_before_requests_are_answered(
     try:
         async with (
             bus.running(),
-            timer_api(FakeCalls(), Subjects(prefix)) as api,
+            FakeTimers().api(prefix) as api,
             asyncio.timeout(PATIENCE_S),
         ):
             bus.attach(api)
@@ -111,7 +109,7 @@ async def test_the_store_agrees_to_the_history_before_requests_are_answered(
         await client.close()
 
     assert met == [0, 0]
-    assert json.loads(answer.data) == {"instance": "here-1"}
+    assert json.loads(answer.data)["instance"] == "here-1"
 
 
 async def test_a_look_at_the_streams_that_fails_ends_no_session_on_which_messages_pass(

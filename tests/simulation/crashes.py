@@ -324,10 +324,13 @@ def _world(plan: Plan, folder: Path, template: Path) -> Iterator[World]:
 
 
 NEVER_WAITS = {
-    ("adapters/nats/api.py", "self._refusals.flush(client)"): "only where the last moment brought requests",
-    ("adapters/nats/api.py", "async with asyncio.TaskGroup()"): "all that it owns is over by then",
-    ("adapters/nats/handlers.py", "accept_clock_step"): "sets a number and returns",
-    ("workflows/answer_requests.py", "self._work([waiting])"): "only after an error that nobody expects",
+    (
+        "adapters/nats/requests.py",
+        "self._refusals.flush(client)",
+    ): "only where the last moment brought requests",
+    ("adapters/nats/requests.py", "async with asyncio.TaskGroup()"): "all that it owns is over by then",
+    ("adapters/endpoints.py", "accept_clock_step"): "sets a number and returns",
+    ("workflows/decide_timer.py", "self._work([waiting])"): "only after an error that nobody expects",
     ("adapters/sqlite/store.py", "async with self._writing:"): "only where two write at once",
     ("adapters/sqlite/store.py", "async with self._claiming:"): "the service looks once at a time",
     ("workflows/schedule_timers.py", "batch.dead_letter()"): "waits only where a thousand are queued",
@@ -352,7 +355,7 @@ NEVER_WAITS = {
     ("bootstrap.py", "serving(app"): "the simulation has no HTTP",
     ("service.py", "self._store.count(now)"): "asked for over HTTP, which the simulation does not have",
     ("bootstrap.py", "bus.running()"): "starts a task and waits for nothing",
-    ("bootstrap.py", "timer_api("): "the same",
+    ("bootstrap.py", "stack.enter_async_context(api)"): "the same",
     ("bootstrap.py", "listen(service.wake_for)"): "starts a task on PostgreSQL and nothing on SQLite",
 }
 """Places at which nobody can be killed, each with the reason."""

@@ -21,8 +21,8 @@ from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.service import Service
 from timer_service.workflows import (
-    answer_requests,
     catch_up,
+    decide_timer,
     fire_due_timers,
     hold_back,
     purge_timers,
@@ -286,7 +286,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ("seconds = min(seconds, max(0.0, ", "seconds = (max(0.0, "),
     ),
     "a request is answered before the commit": lambda: rewritten(
-        answer_requests.RequestDesk,
+        decide_timer.RequestDesk,
         "_work",
         (
             "            results = await self._store.decide(requests, self._clock.now())\n",
@@ -307,7 +307,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
     ),
     "two requests for one timer share a transaction": lambda: rewritten(
-        answer_requests.RequestDesk,
+        decide_timer.RequestDesk,
         "_next_group",
         ("group.setdefault(waiting.key, waiting)", "group[*waiting.key, len(group)] = waiting"),
     ),

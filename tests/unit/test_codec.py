@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from tests.support import messages
 from tests.support.timers import ACME, at, call, correlation, reached, scheduled_timer
+from timer_client import wire
 from timer_client.subjects import Subjects
 from timer_service.adapters.codec import (
     decode_command,
     encode_dead_letter,
     encode_event,
     event_headers,
-    timer_fields,
+    timer_view,
 )
 from timer_service.domain.errors import CommandRefused, RefusalReason
 from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, TenantId, Trace
@@ -376,15 +377,21 @@ def test_an_event_carries_its_id_and_the_trace_of_its_command(
 
 
 def test_an_answer_shows_a_timer_without_what_is_not_set() -> None:
-    assert timer_fields(scheduled_timer("order-1", 60, correlation="request-1")) == {
-        "tenantId": "acme",
-        "serviceCallId": "order-1",
-        "state": "Scheduled",
-        "dueAt": "2026-01-01T12:01:00.000Z",
-        "generation": 1,
-        "registeredAt": "2026-01-01T12:00:00.000Z",
-        "correlationId": "request-1",
-    }
+    view = timer_view(scheduled_timer("order-1", 60, correlation="request-1"))
+
+    assert (
+        wire.fields_of(view)
+        == json.loads(wire.write_model(view))
+        == {
+            "tenantId": "acme",
+            "serviceCallId": "order-1",
+            "state": "Scheduled",
+            "dueAt": "2026-01-01T12:01:00.000Z",
+            "generation": 1,
+            "registeredAt": "2026-01-01T12:00:00.000Z",
+            "correlationId": "request-1",
+        }
+    )
 
 
 def test_the_api_has_its_subjects_below_the_prefix() -> None:

@@ -1,6 +1,7 @@
 """The last minute of work: rates by the second, lateness by its bucket, and nothing older."""
 
-from timer_service.observability.recent import Recent, RecentWork
+from timer_service.observability.recent import RecentWork
+from timer_service.ports.health import Recent
 
 BUCKETS_S = (0.001, 0.01, 0.1)
 

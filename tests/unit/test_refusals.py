@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+from timer_service.adapters.endpoints import ApiError
 from timer_service.adapters.nats.refusals import MAX_UNSENT, Refusals, error_headers
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 
@@ -19,7 +20,7 @@ class FakeClient:
 
 async def test_what_is_told_together_goes_out_in_one_piece() -> None:
     refusals, client = Refusals(), FakeClient()
-    headers = error_headers("429", "too\nmany", 1.2)
+    headers = error_headers(ApiError("429", "too\nmany", 1.2))
 
     for number in range(3):
         refusals.tell(f"_INBOX.{number}", headers)

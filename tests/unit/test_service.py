@@ -15,18 +15,16 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service import service as service_module
-from timer_service.calls import Calls
-from timer_service.domain.admission import RateLimit
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
-from timer_service.observability.metrics import Metrics
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
 from timer_service.service import LOOK_AGAIN_S, run_service
 from timer_service.testing import START
 from timer_service.testing.clock import TURNS_TO_REST
+from timer_service.timers import Timers
 from timer_service.waiting import owned
 from timer_service.workflows import hold_back
 
@@ -845,22 +843,22 @@ class _FullDisk(FragileStore):
 
 async def test_the_status_names_a_full_disk_also_where_nobody_asked_over_http() -> None:
     rig = Rig(store=_FullDisk())
-    requests = Calls(
+    timers = Timers(
+        instance="here",
         store=rig.store,
         source=rig.bus,
         clock=rig.clock,
-        metrics=Metrics(),
         wake_for=rig.service.wake_for,
         accept_clock_step=lambda: 0.0,
+        broker=lambda: None,
+        health=rig.service.health,
+        recent=rig.metrics.recent,
         counted=rig.service.note_counts,
-        facts=lambda: {"problems": rig.service.health().problems},
-        instance="here",
-        rate_limit=RateLimit(1000, 1000),
     )
 
-    status = await requests.status()
+    status = await timers.status()
 
-    assert status["problems"] == {"disk": "only 1000 bytes are free"}
+    assert status.problems == {"disk": "only 1000 bytes are free"}
 
 
 # When the event stream takes nothing

@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from nats.aio.client import Client
@@ -14,6 +14,8 @@ from timer_client import wire
 from timer_client.subjects import StreamNames, Subjects
 
 ANSWER_TIMEOUT_S: Final = 5.0
+
+Answer = TypeVar("Answer", bound=wire.Model)
 
 
 class RequestRefused(Exception):
@@ -37,9 +39,9 @@ class BrokerClient:
         self._streams = StreamNames.of(prefix)
 
 
-def read_answer(answer: Msg) -> dict[str, Any]:
+def read_answer(message: Msg) -> dict[str, Any]:
     """Return what the service answered, or raise RequestRefused."""
-    headers = answer.headers or {}
+    headers = message.headers or {}
     if "Nats-Service-Error" in headers:
         wait = headers.get("Retry-After", "")
         raise RequestRefused(
@@ -47,8 +49,16 @@ def read_answer(answer: Msg) -> dict[str, Any]:
             headers["Nats-Service-Error"],
             int(wait) if wait.isdigit() else None,
         )
-    result: dict[str, Any] = json.loads(answer.data)
+    result: dict[str, Any] = json.loads(message.data)
     return result
+
+
+def as_model(model: type[Answer], answer: dict[str, Any]) -> Answer:
+    """Return an answer by its model; raise RequestRefused for one that the service never gives."""
+    try:
+        return wire.read_value(model, answer)
+    except wire.WireError as error:
+        raise RequestRefused("500", f"the answer cannot be read: {error.detail}") from error
 
 
 def check_ids(tenant_id: str, service_call_id: str | None = None, correlation_id: str | None = None) -> None:

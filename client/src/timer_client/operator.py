@@ -13,7 +13,14 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from timer_client import wire
-from timer_client.connection import ANSWER_TIMEOUT_S, BrokerClient, RequestRefused, check_ids, read_answer
+from timer_client.connection import (
+    ANSWER_TIMEOUT_S,
+    BrokerClient,
+    RequestRefused,
+    as_model,
+    check_ids,
+    read_answer,
+)
 from timer_client.subjects import SERVICE_NAME
 
 QUIET_S: Final = 0.15
@@ -23,13 +30,15 @@ QUIET_S: Final = 0.15
 class OperatorClient(BrokerClient):
     """Ask every instance of the service, and read dead letters."""
 
-    async def status(self) -> list[dict[str, Any]]:
+    async def status(self) -> list[wire.StatusAnswer]:
         """Return how each instance of the service is."""
-        return await self._ask_all(self._subjects.status)
+        answers = await self._ask_all(self._subjects.status)
+        return [as_model(wire.StatusAnswer, answer) for answer in answers]
 
-    async def accept_clock_step(self) -> list[dict[str, Any]]:
+    async def accept_clock_step(self) -> list[wire.ClockAnswer]:
         """Take a leap of each instance's wall clock for right; return its seconds for each."""
-        return await self._ask_all(self._subjects.clock_accept)
+        answers = await self._ask_all(self._subjects.clock_accept)
+        return [as_model(wire.ClockAnswer, answer) for answer in answers]
 
     async def dead_letters(self, tenant_id: str | None, since: datetime, limit: int) -> list[dict[str, Any]]:
         """Return the newest dead letters since a moment, the newest last; `letter` is the number of each."""

@@ -3,14 +3,21 @@
 Every other language does the same by docs/messages.md.
 """
 
-import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from timer_client import wire
-from timer_client.connection import ANSWER_TIMEOUT_S, BrokerClient, check_ids, new_id, now_ms, read_answer
+from timer_client.connection import (
+    ANSWER_TIMEOUT_S,
+    Answer,
+    BrokerClient,
+    as_model,
+    check_ids,
+    new_id,
+    now_ms,
+    read_answer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +56,7 @@ class TimerClient(BrokerClient):
         correlation_id: str | None = None,
     ) -> Accepted:
         """Ask for a DueTimeReached at this time; asking again moves the time."""
-        if due_at.tzinfo is None:
-            raise ValueError("due_at must have a time zone: a guess would fire at the wrong time")
-        # The wire form is the strict reader's own, so that rounding up happens in one place.
-        due = wire.parse_time(due_at.isoformat())
-        return await self._publish(tenant_id, service_call_id, due, correlation_id)
+        return await self._publish(tenant_id, service_call_id, _in_utc("due_at", due_at), correlation_id)
 
     async def cancel(self, tenant_id: str, service_call_id: str) -> Accepted:
         """Say that the timer is no longer wanted."""
@@ -81,34 +84,46 @@ class TimerClient(BrokerClient):
             if isinstance(payload, wire.DueTimeReachedPayload):
                 yield Reached(envelope, payload, message.data, received_ms)
 
-    async def get(self, tenant_id: str, service_call_id: str) -> dict[str, Any]:
+    async def get(self, tenant_id: str, service_call_id: str) -> wire.TimerView:
         """Return one timer, or raise RequestRefused with code 404."""
         check_ids(tenant_id, service_call_id)
-        answer = await self._request(self._subjects.api(tenant_id, "get"), {"serviceCallId": service_call_id})
-        timer: dict[str, Any] = answer["timer"]
-        return timer
+        request = wire.GetRequest(serviceCallId=service_call_id)
+        return (await self._request(tenant_id, "get", request, wire.GetAnswer)).timer
 
     async def list_timers(
-        self, tenant_id: str, limit: int, **request: str | None
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Yield a tenant's timers by due time, at most `limit`; `request` narrows them as the API does."""
-        check_ids(tenant_id)
-        page: dict[str, Any] = {name: value for name, value in request.items() if value is not None}
-        while limit > 0:
-            page["limit"] = min(limit, wire.MAX_PAGE)
-            answer = await self._request(self._subjects.api(tenant_id, "list"), page)
-            for timer in answer["timers"]:
-                yield timer
-            limit -= len(answer["timers"])
-            if "cursor" not in answer:
-                return
-            page["cursor"] = answer["cursor"]
-
-    async def _request(self, subject: str, request: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._connection.request(
-            subject, json.dumps(request).encode(), timeout=ANSWER_TIMEOUT_S
+        self,
+        tenant_id: str,
+        limit: int,
+        *,
+        state: wire.StateText | None = None,
+        correlation_id: str | None = None,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+    ) -> AsyncIterator[wire.TimerView]:
+        """Yield a tenant's timers by due time, at most `limit`; each argument narrows the list."""
+        check_ids(tenant_id, correlation_id=correlation_id)
+        request = wire.ListRequest.model_construct(
+            state=state,
+            correlation_id=correlation_id,
+            due_from=None if due_from is None else _in_utc("due_from", due_from),
+            due_before=None if due_before is None else _in_utc("due_before", due_before),
         )
-        return read_answer(answer)
+        while limit > 0:
+            request = request.model_copy(update={"limit": min(limit, wire.MAX_PAGE)})
+            page = await self._request(tenant_id, "list", request, wire.ListAnswer)
+            for timer in page.timers:
+                yield timer
+            limit -= len(page.timers)
+            if page.cursor is None:
+                return
+            request = request.model_copy(update={"cursor": page.cursor})
+
+    async def _request(
+        self, tenant_id: str, endpoint: str, request: wire.Model, model: type[Answer]
+    ) -> Answer:
+        subject = self._subjects.api(tenant_id, endpoint)
+        message = await self._connection.request(subject, wire.write_model(request), timeout=ANSWER_TIMEOUT_S)
+        return as_model(model, read_answer(message))
 
     async def _publish(
         self, tenant_id: str, service_call_id: str, due_at: datetime | None, correlation_id: str | None
@@ -130,3 +145,10 @@ class TimerClient(BrokerClient):
             headers={"Nats-Msg-Id": str(command_id)},
         )
         return Accepted(str(command_id), acknowledgement.stream, acknowledgement.seq)
+
+
+def _in_utc(name: str, moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError(f"{name} must have a time zone: a guess would fire at the wrong time")
+    # The wire form is the strict reader's own, so that rounding up happens in one place.
+    return wire.parse_time(moment.isoformat())

@@ -5,7 +5,7 @@ Shared by every bus adapter, so that each refuses and accepts exactly the same.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from timer_client import wire
 from timer_client.subjects import Subjects
@@ -112,25 +112,21 @@ def event_headers(event: DueTimeReached, message_id: str) -> dict[str, str]:
     return headers
 
 
-def timer_fields(timer: Timer) -> dict[str, Any]:
-    """Return a timer as the API shows it; what is not set is absent."""
-    fields = {
-        "tenantId": timer.tenant_id,
-        "serviceCallId": timer.service_call_id,
-        "state": timer.state.value,
-        "dueAt": _shown(timer.due_at),
-        "generation": timer.generation,
-        "registeredAt": _shown(timer.registered_at),
-        "correlationId": timer.correlation_id,
-        "reachedAt": _shown(timer.reached_at),
-        "cancelledAt": _shown(timer.cancelled_at),
-        "traceparent": timer.trace.parent if timer.trace else None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _shown(moment: datetime | None) -> str | None:
-    return None if moment is None else wire.format_time(moment)
+def timer_view(timer: Timer) -> wire.TimerView:
+    """Return a timer as the API shows it."""
+    # Not validated: what is in the store was, and a page has hundreds of them.
+    return wire.TimerView.model_construct(
+        tenant_id=timer.tenant_id,
+        service_call_id=timer.service_call_id,
+        state=timer.state.value,
+        due_at=timer.due_at,
+        generation=timer.generation,
+        registered_at=timer.registered_at,
+        correlation_id=timer.correlation_id,
+        reached_at=timer.reached_at,
+        cancelled_at=timer.cancelled_at,
+        traceparent=timer.trace.parent if timer.trace else None,
+    )
 
 
 def encode_dead_letter(

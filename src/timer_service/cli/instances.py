@@ -2,7 +2,7 @@
 
 import argparse
 
-from timer_client import OperatorClient
+from timer_client import OperatorClient, wire
 from timer_service.cli.arguments import Commands, add_client_arguments
 from timer_service.cli.conversation import converse
 from timer_service.cli.output import as_block, say, tell
@@ -26,7 +26,7 @@ def status(options: argparse.Namespace) -> int:
     """Show how each instance is doing."""
 
     async def ask(client: OperatorClient) -> None:
-        instances = await client.status()
+        instances = [wire.fields_of(answer) for answer in await client.status()]
         if options.json:
             say("\n".join(map(printable_json, instances)))
         else:
@@ -40,8 +40,8 @@ def accept_clock_step(options: argparse.Namespace) -> int:
 
     async def confirm(client: OperatorClient) -> None:
         for answer in await client.accept_clock_step():
-            step_s = answer["acceptedStepSeconds"]
+            step_s = answer.accepted_step_seconds
             text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
-            tell(options, f"{answer['instance']}: {text}", answer)
+            tell(options, f"{answer.instance}: {text}", wire.fields_of(answer))
 
     return converse(options, OperatorClient, confirm)

@@ -134,35 +134,37 @@ def get(options: argparse.Namespace) -> int:
     """Show one timer."""
 
     async def ask(client: TimerClient) -> None:
-        timer = await client.get(options.tenant, options.id)
-        say(printable_json(timer) if options.json else as_block(timer))
+        fields = wire.fields_of(await client.get(options.tenant, options.id))
+        say(printable_json(fields) if options.json else as_block(fields))
 
     return converse(options, TimerClient, ask)
 
 
 def list_timers(options: argparse.Namespace) -> int:
     """List a tenant's timers, page by page."""
-    request = {
-        "state": options.state,
-        "correlationId": options.correlation_id,
-        "dueFrom": wire.format_time(options.due_from) if options.due_from else None,
-        "dueBefore": wire.format_time(options.due_before) if options.due_before else None,
-    }
 
     async def ask(client: TimerClient) -> None:
-        found = [timer async for timer in client.list_timers(options.tenant, options.limit, **request)]
+        timers = client.list_timers(
+            options.tenant,
+            options.limit,
+            state=options.state,
+            correlation_id=options.correlation_id,
+            due_from=options.due_from,
+            due_before=options.due_before,
+        )
+        found = [timer async for timer in timers]
         if options.json:
-            say("\n".join(map(printable_json, found)))
+            say("\n".join(printable_json(wire.fields_of(timer)) for timer in found))
             return
         table = Table("id", "state", "due", "generation", "correlation")
         for timer in found:
             add_row(
                 table,
-                timer["serviceCallId"],
-                timer["state"],
-                timer.get("dueAt", ""),
-                str(timer["generation"]),
-                timer.get("correlationId", ""),
+                timer.service_call_id,
+                timer.state,
+                "" if timer.due_at is None else wire.format_time(timer.due_at),
+                str(timer.generation),
+                timer.correlation_id or "",
             )
         Console().print(table)
         if len(found) == options.limit:

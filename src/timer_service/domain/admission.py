@@ -111,6 +111,10 @@ class Turns(Generic[T]):
         if not self._under_way[tenant]:
             del self._under_way[tenant]
 
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return self._waiting
+
     def clear(self) -> list[T]:
         """Return all that waits, and forget it."""
         items = [item for queue in self._queues.values() for item in queue]

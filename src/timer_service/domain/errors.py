@@ -9,7 +9,8 @@ TimerServiceError
 │   └── BusUnavailable    the broker is away
 ├── PermanentError        dead letter, then terminate; never retried
 │   ├── CommandRefused    carries the reason and what is allowed
-│   └── RequestRefused    a request with a value that the store cannot hold: answered, no letter
+│   ├── RequestRefused    a request with a value that the store cannot hold: answered, no letter
+│   └── TimerNotFound     a request for a timer that there is not: answered, no letter
 └── CriticalError         one clear line, exit code not 0
     ├── InvalidConfiguration
     ├── BrokerRefused     the broker does not accept our credentials
@@ -93,6 +94,14 @@ class RequestRefused(PermanentError):
     """A request holds a value that the store cannot hold."""
 
     public = "a value of the request cannot be stored: no NUL, no lone surrogates"
+
+
+class TimerNotFound(PermanentError):
+    """A request is about a timer that there is not."""
+
+    def __init__(self, service_call_id: str) -> None:
+        self.public = f"there is no timer {service_call_id!r}"
+        super().__init__(self.public)
 
 
 class CriticalError(TimerServiceError):

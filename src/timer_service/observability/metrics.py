@@ -15,7 +15,8 @@ from prometheus_client import (
 )
 
 from timer_service.domain.messages import TenantId
-from timer_service.observability.recent import Recent, RecentWork
+from timer_service.observability.recent import RecentWork
+from timer_service.ports.health import Recent
 from timer_service.ports.timer_store import StoreCounts
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.schedule_timers import ScheduleReport
@@ -174,8 +175,8 @@ class Metrics:
         """Record a write transaction."""
         self._table.writes.labels(operation).observe(seconds)
 
-    def called(self, endpoint: str, outcome: str, seconds: float) -> None:
-        """Record a call of the API."""
+    def request_answered(self, endpoint: str, outcome: str, seconds: float) -> None:
+        """Record an answered request of the API."""
         self._requests_of(endpoint, outcome).observe(seconds)
 
     def purged(self, count: int) -> None:

@@ -4,20 +4,11 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from timer_service.ports.health import Recent
+
 WINDOW_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """How busy and how late the service was in the last minute; lateness is None where nothing fired."""
-
-    commands_per_s: float
-    fired_per_s: float
-    lateness_p50_s: float | None
-    lateness_p99_s: float | None
 
 
 class RecentWork:

@@ -13,3 +13,13 @@ class Health:
     """Part to what is wrong with it: the service waits for it to pass."""
     warnings: dict[str, str] = field(default_factory=dict)
     """Part to what a person should see to although timers are taken and fired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """How busy and how late the service was in the last minute; lateness is None where nothing fired."""
+
+    commands_per_s: float
+    fired_per_s: float
+    lateness_p50_s: float | None
+    lateness_p99_s: float | None

@@ -19,7 +19,15 @@ from timer_client.wire.envelope import (
     write_command,
     write_due_time_reached,
 )
-from timer_client.wire.json import MAX_COMMAND_BYTES, MAX_NESTING, parse_json, write_json
+from timer_client.wire.json import (
+    MAX_COMMAND_BYTES,
+    MAX_NESTING,
+    fields_of,
+    parse_json,
+    read_value,
+    write_json,
+    write_model,
+)
 from timer_client.wire.letters import LETTER_FIELDS, MAX_LETTER_BODY_BYTES, read_letter, write_letter
 from timer_client.wire.requests import (
     MAX_CURSOR,
@@ -33,6 +41,7 @@ from timer_client.wire.requests import (
     ListRequest,
     ScheduleAnswer,
     ScheduleRequest,
+    StateText,
     StatusAnswer,
     TimerView,
     answer_schema,
@@ -84,10 +93,12 @@ __all__ = [
     "ScheduleAnswer",
     "ScheduleRequest",
     "ScheduleTimerPayload",
+    "StateText",
     "StatusAnswer",
     "TimerView",
     "WireError",
     "answer_schema",
+    "fields_of",
     "format_time",
     "is_correlation_id",
     "is_service_call_id",
@@ -100,9 +111,11 @@ __all__ = [
     "read_payload",
     "read_request",
     "read_trace",
+    "read_value",
     "unknown_type",
     "write_command",
     "write_due_time_reached",
     "write_json",
     "write_letter",
+    "write_model",
 ]

@@ -18,7 +18,11 @@ def read_object(model: type[Read], body: bytes) -> Read:
     """Read a JSON object by its model; raise WireError where a rule is broken."""
     if len(body) > MAX_COMMAND_BYTES:
         raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
-    value = parse_json(body)
+    return read_value(model, parse_json(body))
+
+
+def read_value(model: type[Read], value: object) -> Read:
+    """Read what JSON held by its model; raise WireError where a rule is broken."""
     if not isinstance(value, dict):
         raise WireError("invalid", f"the body must be a JSON object (got {quoted(value)})")
     try:
@@ -61,6 +65,16 @@ def _only_has_lone_surrogates(body: bytes) -> bool:
 def write_json(value: object) -> bytes:
     """Write JSON without spaces, in UTF-8."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def write_model(model: Model) -> bytes:
+    """Write a request or an answer; what is not set is absent."""
+    return model.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def fields_of(model: Model) -> dict[str, Any]:
+    """Return a request or an answer as the JSON has it; what is not set is absent."""
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _too_deep() -> WireError:

@@ -14,6 +14,9 @@ MAX_CURSOR: Final = 1_396
 """Base64 of a time, a space and an id of 255 characters of four bytes."""
 
 
+StateText = Literal["Scheduled", "Reached", "Cancelled"]
+
+
 class GetRequest(Model):
     """The request of `get` and `cancel`."""
 
@@ -30,7 +33,7 @@ class ScheduleRequest(GetRequest):
 class ListRequest(Model):
     """The request of `list`; every field narrows the list."""
 
-    state: Literal["Scheduled", "Reached", "Cancelled"] | None = None
+    state: StateText | None = None
     correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
     due_from: Time | None = Field(default=None, alias="dueFrom")
     due_before: Time | None = Field(default=None, alias="dueBefore")
@@ -47,7 +50,7 @@ class TimerView(Model):
 
     tenant_id: TenantText = Field(alias="tenantId")
     service_call_id: ServiceCallText = Field(alias="serviceCallId")
-    state: Literal["Scheduled", "Reached", "Cancelled"]
+    state: StateText
     due_at: Time | None = Field(default=None, alias="dueAt")
     generation: int = Field(ge=0)
     registered_at: Time = Field(alias="registeredAt")
@@ -63,16 +66,18 @@ class GetAnswer(Model):
     timer: TimerView
 
 
-class ScheduleAnswer(GetAnswer):
+class ScheduleAnswer(Model):
     """The answer of `schedule`."""
 
     outcome: Literal["scheduled", "rescheduled", "unchanged", "already_reached"]
+    timer: TimerView
 
 
-class CancelAnswer(GetAnswer):
+class CancelAnswer(Model):
     """The answer of `cancel`."""
 
     outcome: Literal["cancelled", "already_reached", "not_found"]
+    timer: TimerView
 
 
 class ListAnswer(Model):

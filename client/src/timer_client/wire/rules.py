@@ -8,6 +8,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    PlainSerializer,
     StringConstraints,
     ValidationError,
     WithJsonSchema,
@@ -152,7 +153,12 @@ CorrelationText = Annotated[
     str, _matching(_CORRELATION, CORRELATION_RULE), _schema(CORRELATION_RULE, minLength=1, maxLength=255)
 ]
 UuidText = Annotated[str, _matching(_UUID, UUID_RULE), _schema(UUID_RULE, format="uuid")]
-Time = Annotated[datetime, BeforeValidator(_time), _schema(TIME_RULE, format="date-time")]
+Time = Annotated[
+    datetime,
+    BeforeValidator(_time),
+    PlainSerializer(format_time, return_type=str, when_used="json"),
+    _schema(TIME_RULE, format="date-time"),
+]
 Opaque = Annotated[str, StringConstraints(strict=True)]
 
 

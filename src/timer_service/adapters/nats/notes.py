@@ -51,8 +51,8 @@ class Spells:
 class RequestNotes:
     """Counts every request, and logs only what changes."""
 
-    def __init__(self, called: Callable[[str, str, float], None]) -> None:
-        self._called = called
+    def __init__(self, answered: Callable[[str, str, float], None]) -> None:
+        self._answered = answered
         self._spells = Spells()
         self._tallies: dict[str, _Tally] = {}
 
@@ -70,7 +70,7 @@ class RequestNotes:
 
     def answered(self, endpoint: str, outcome: str, took_ns: int, error: str) -> None:
         """Count one answer."""
-        self._called(endpoint, outcome, took_ns / 1e9)
+        self._answered(endpoint, outcome, took_ns / 1e9)
         tally = self._tallies[endpoint]
         tally.nanoseconds += took_ns
         if error:

@@ -1,4 +1,4 @@
-"""What a caller is told where there is no answer; details of the service stay in its log."""
+"""Send what callers are told where there is no answer."""
 
 import asyncio
 import math
@@ -10,21 +10,18 @@ from typing import Final
 from nats.errors import Error as NatsError
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 
+from timer_service.adapters.endpoints import ApiError
 from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 
 RETRY_HEADER: Final = "Retry-After"
 MAX_UNSENT: Final = 10_000
 GATHER_S: Final = 0.005
-"""So long errors gather: a flood is answered in 200 pieces a second at most, whatever its rate."""
-
-TOO_MANY: Final = "too many requests of this tenant: try again after the seconds in Retry-After"
-BUSY: Final = "try again: the service has too many requests in hand"
-STOPPING: Final = "try again: the service is stopping"
+"""Errors gather this long: a flood is answered in 200 pieces per second at most, whatever its rate."""
 
 
-def error_headers(code: str, text: str, retry_after_s: float = 0.0) -> dict[str, str]:
+def error_headers(error: ApiError) -> dict[str, str]:
     """Return the headers of an error, as every NATS micro service sends them."""
-    return _headers(code, text, math.ceil(retry_after_s))
+    return _headers(error.code, error.text, math.ceil(error.retry_after_s))
 
 
 @lru_cache(maxsize=64)  # A flood is told the same again and again.

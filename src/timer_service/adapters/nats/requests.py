@@ -11,27 +11,34 @@ from typing import Final
 import nats.micro
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.micro.request import Request, ServiceError
-from pydantic import BaseModel
+from nats.micro.request import Request
 
 from timer_client import wire
 from timer_client.subjects import SERVICE_NAME, Subjects
 from timer_service import __version__
 from timer_service.adapters import codec
-from timer_service.adapters.nats import handlers, refusals
-from timer_service.adapters.nats.handlers import Answer, Asked, Handler
+from timer_service.adapters.endpoints import (
+    BUSY,
+    ENDPOINTS,
+    FULL_RETRY_S,
+    STOPPING,
+    UNEXPECTED,
+    Answer,
+    AnswerTooLarge,
+    ApiError,
+    Asked,
+    Endpoint,
+    error_of,
+    extra_cost,
+    too_many,
+)
 from timer_service.adapters.nats.notes import RequestNotes
 from timer_service.adapters.nats.refusals import Refusals, error_headers
 from timer_service.adapters.nats.tolerant_client import TolerantClient
-from timer_service.domain.admission import Room, Turns
-from timer_service.domain.errors import (
-    CriticalError,
-    RequestRefused,
-    TimerServiceError,
-    TransientError,
-)
+from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
+from timer_service.domain.errors import CriticalError, TransientError
 from timer_service.domain.messages import TenantId
-from timer_service.ports.timer_calls import TimerCalls
+from timer_service.timers import Timers
 
 REPLY_PREFIXES: Final = ("_INBOX.", "_INBOX_", "_R_.")
 """Replies go to inboxes only: permissions do not check where a caller asks us to reply to."""
@@ -39,79 +46,82 @@ STOP_GRACE_S: Final = 3.0
 """Longer than a request waits for a timer that is being fired."""
 STOP_FLUSH_S: Final = 1
 LISTEN_TIMEOUT_S: Final = 5
-FULL_RETRY_S: Final = 1.0
 _OPERATOR: Final = TenantId("")
 
 
 @dataclass(frozen=True, slots=True)
-class _Endpoint:
-    name: str
-    subject: str
-    handler: Handler
-    request: type[wire.Model]
-    answer: type[BaseModel]
-    of_tenants: bool = True
-    """Otherwise it is an operator's, and every instance answers for itself."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Waiting:
-    endpoint: _Endpoint
+    endpoint: Endpoint
     asked: Asked
     reply: str
     started_ns: int
 
 
 @asynccontextmanager
-async def timer_api(calls: TimerCalls, subjects: Subjects) -> AsyncIterator["TimerApi"]:
+async def request_api(
+    timers: Timers,
+    subjects: Subjects,
+    *,
+    rate_limit: RateLimit,
+    answered: Callable[[str, str, float], None],
+    turn_limits: TurnLimits | None = None,
+) -> AsyncIterator["RequestApi"]:
     """Answer requests over whichever connection there is; finish at the end what is under way."""
     async with asyncio.TaskGroup() as tasks:
-        api = TimerApi(calls, subjects, tasks)
+        api = RequestApi(timers, subjects, tasks, rate_limit, Turns(turn_limits), RequestNotes(answered))
         try:
             yield api
         finally:
             await api.stop()
 
 
-class TimerApi:
+class RequestApi:
     """The endpoints of the `timer` micro service.
 
     A request is refused or queued where it is read from the socket; tenants take turns from there.
     """
 
-    def __init__(self, calls: TimerCalls, subjects: Subjects, tasks: asyncio.TaskGroup) -> None:
-        self._calls = calls
+    def __init__(
+        self,
+        timers: Timers,
+        subjects: Subjects,
+        tasks: asyncio.TaskGroup,
+        rate_limit: RateLimit,
+        turns: "Turns[_Waiting]",
+        notes: RequestNotes,
+    ) -> None:
+        self._timers = timers
         self._tasks = tasks
-        self._turns: Turns[_Waiting] = Turns()
+        self._rate_limit = rate_limit
+        self._turns = turns
         self._under_way: set[asyncio.Task[None]] = set()
         self._refusals = Refusals()
         self._sender = tasks.create_task(self._refusals.keep_sending(lambda: self._client))
-        self._notes = RequestNotes(calls.called)
+        self._notes = notes
         self._client: TolerantClient | None = None
         self._subscriptions: list[Subscription] = []
         self._stopping = False
-        self._prefix = subjects.prefix
-        self._endpoints = _endpoints(subjects)
+        self._subjects = subjects
 
     async def start(self, client: TolerantClient) -> None:
         """Listen on one connection; it ends with that connection."""
         self._client = client
-        self._notes.begin(endpoint.name for endpoint in self._endpoints)
+        self._notes.begin(endpoint.name for endpoint in ENDPOINTS)
         service = await nats.micro.add_service(
             client,
             name=SERVICE_NAME,
             version=__version__,
             description="Durable timers: query, schedule and cancel with a definite answer",
-            metadata={"instance": self._calls.instance, "prefix": self._prefix},
+            metadata={"instance": self._timers.instance, "prefix": self._subjects.prefix},
             stats_handler=self._notes.complete,
         )
-        for endpoint in self._endpoints:
+        for endpoint in ENDPOINTS:
             await service.add_endpoint(
                 name=endpoint.name,
-                subject=endpoint.subject,
+                subject=_subject(self._subjects, endpoint),
                 handler=self._receiving(endpoint),
                 # Nobody else is in a group of its own, so that each instance gets its copy.
-                queue_group=None if endpoint.of_tenants else self._calls.instance,
+                queue_group=None if endpoint.of_tenants else self._timers.instance,
                 metadata={
                     "request_schema": wire.json_schema(endpoint.request),
                     "response_schema": wire.answer_schema(endpoint.answer),
@@ -129,6 +139,11 @@ class TimerApi:
         await client.flush(timeout=LISTEN_TIMEOUT_S)
         await client.flush(timeout=LISTEN_TIMEOUT_S)
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._turns)
+
     def lost(self) -> None:
         """Let go of a connection that is gone; what is under way is answered over the next one, if at all."""
         self._client = None
@@ -138,7 +153,7 @@ class TimerApi:
         self._stopping = True
         self._sender.cancel()
         for waiting in self._turns.clear():
-            self._refuse(waiting.endpoint, waiting.reply, "503", refusals.STOPPING)
+            self._refuse(waiting.endpoint, waiting.reply, STOPPING)
         client = self._client
         if client is None or client.is_closed:
             return
@@ -154,7 +169,7 @@ class TimerApi:
         except (NatsError, OSError):
             pass  # The broker is gone: nobody can be told.
 
-    def _receiving(self, endpoint: _Endpoint) -> Callable[[Request], Awaitable[None]]:
+    def _receiving(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[None]]:
         async def receive(request: Request) -> None:
             reply = request._msg.reply  # noqa: SLF001 - the request has no other way to say it
             if reply.startswith(REPLY_PREFIXES):
@@ -164,14 +179,14 @@ class TimerApi:
 
         return receive
 
-    def _receive(self, endpoint: _Endpoint, request: Request, reply: str) -> None:
+    def _receive(self, endpoint: Endpoint, request: Request, reply: str) -> None:
         """Let a request wait for its turn, or refuse it; at once, because nothing else is read meanwhile."""
         if self._stopping:
-            return self._refuse(endpoint, reply, "503", refusals.STOPPING)
+            return self._refuse(endpoint, reply, STOPPING)
         now_s, started_ns = _now_s(), time.perf_counter_ns()
         try:
             tenant_id = _tenant(request.subject) if endpoint.of_tenants else _OPERATOR
-            if wait_s := self._calls.rate_limit.wait_s(tenant_id, now_s):
+            if wait_s := self._rate_limit.wait_s(tenant_id, now_s):
                 return self._limit(endpoint, reply, tenant_id, now_s, wait_s)
             asked = Asked(
                 tenant_id,
@@ -179,28 +194,26 @@ class TimerApi:
                 codec.read_trace(request.headers),
                 0 if self._client is None else self._client.max_payload,
             )
-            self._calls.rate_limit.charge(tenant_id, handlers.extra_cost(asked.request))
+            self._rate_limit.charge(tenant_id, extra_cost(asked.request))
         except wire.WireError as refusal:
-            return self._refuse(endpoint, reply, "400", refusal.detail)
+            return self._refuse(endpoint, reply, error_of(refusal))
         room = self._turns.offer(tenant_id, _Waiting(endpoint, asked, reply, started_ns))
         if room is Room.TENANT_FULL:
             return self._limit(endpoint, reply, tenant_id, now_s, FULL_RETRY_S)
         if room is Room.FULL:
-            return self._refuse(endpoint, reply, "503", refusals.BUSY, FULL_RETRY_S)
+            return self._refuse(endpoint, reply, BUSY)
         self._notes.allowed(now_s, tenant_id)
         return self._take_turns()
 
     def _limit(
-        self, endpoint: _Endpoint, reply: str, tenant_id: TenantId, now_s: float, wait_s: float
+        self, endpoint: Endpoint, reply: str, tenant_id: TenantId, now_s: float, wait_s: float
     ) -> None:
         self._notes.limited(now_s, tenant_id, endpoint.name)
-        self._refuse(endpoint, reply, "429", refusals.TOO_MANY, wait_s)
+        self._refuse(endpoint, reply, too_many(wait_s))
 
-    def _refuse(
-        self, endpoint: _Endpoint, reply: str, code: str, text: str, retry_after_s: float = 0.0
-    ) -> None:
-        self._notes.answered(endpoint.name, code, 0, text)
-        self._refusals.tell(reply, error_headers(code, text, retry_after_s))
+    def _refuse(self, endpoint: Endpoint, reply: str, error: ApiError) -> None:
+        self._notes.answered(endpoint.name, error.code, 0, error.text)
+        self._refusals.tell(reply, error_headers(error))
 
     def _take_turns(self) -> None:
         """Start on as much as may be under way."""
@@ -216,48 +229,40 @@ class TimerApi:
             self._take_turns()
 
     async def _answer(self, waiting: _Waiting) -> None:
+        error = None
         try:
-            outcome, error = await self._try(waiting)
+            answer = await waiting.endpoint.handler(self._timers, waiting.asked)
+            outcome = await self._respond(waiting, answer)
         except CriticalError as failure:
             # The last words: this error ends the process.
             self._stopping = True
-            await self._say(waiting, b"", error_headers("500", failure.public))
+            await self._say(waiting, b"", error_headers(error_of(failure)))
             raise
         except asyncio.CancelledError:
-            self._refuse(waiting.endpoint, waiting.reply, "503", refusals.STOPPING)  # `stop` sends it.
+            self._refuse(waiting.endpoint, waiting.reply, STOPPING)  # `stop` sends it.
             raise
-        self._notes.answered(
-            waiting.endpoint.name, outcome, time.perf_counter_ns() - waiting.started_ns, error
-        )
-        if error:
-            await self._say(waiting, b"", error_headers(outcome, error))
+        except Exception as failure:
+            error = self._failed(waiting, failure)
+            outcome = error.code
+        took_ns = time.perf_counter_ns() - waiting.started_ns
+        self._notes.answered(waiting.endpoint.name, outcome, took_ns, error.text if error else "")
+        if error is not None:
+            await self._say(waiting, b"", error_headers(error))
 
-    async def _try(self, waiting: _Waiting) -> tuple[str, str]:
-        """Answer, or return what is wrong and how it is told."""
-        try:
-            answer = await waiting.endpoint.handler(self._calls, waiting.asked)
-            return await self._respond(waiting, answer), ""
-        except wire.WireError as refusal:
-            return "400", refusal.detail
-        except RequestRefused as refusal:
-            return "400", refusal.public
-        except ServiceError as refusal:
-            return refusal.code, refusal.description
-        except TransientError as failure:
+    def _failed(self, waiting: _Waiting, failure: Exception) -> ApiError:
+        """Return what the caller is told, and note what an operator should know."""
+        error = error_of(failure)
+        if isinstance(failure, TransientError):
             self._notes.failing(_now_s(), failure)
-            return "503", f"try again: {failure.public}"
-        except CriticalError:
-            raise
-        except Exception:
+        elif error is UNEXPECTED:
             self._notes.crashed(_now_s(), waiting.endpoint.name)
-            return "500", TimerServiceError.public
+        return error
 
     async def _respond(self, waiting: _Waiting, answer: Answer) -> str:
         if self._client is not None and len(answer.body) > self._client.max_payload:
-            raise ServiceError(
-                "500",
+            raise AnswerTooLarge(
                 f"the answer has {len(answer.body)} bytes, more than the broker lets pass "
-                f"(max_payload is {self._client.max_payload})",
+                f"(max_payload is {self._client.max_payload})"
             )
         told = await self._say(waiting, answer.body)
         self._notes.works(_now_s())
@@ -277,25 +282,9 @@ class TimerApi:
         return True
 
 
-def _endpoints(subjects: Subjects) -> list[_Endpoint]:
-    api = partial(subjects.api, "*")
-    return [
-        _Endpoint("get", api("get"), handlers.get, wire.GetRequest, wire.GetAnswer),
-        _Endpoint("list", api("list"), handlers.list_timers, wire.ListRequest, wire.ListAnswer),
-        _Endpoint("schedule", api("schedule"), handlers.schedule, wire.ScheduleRequest, wire.ScheduleAnswer),
-        _Endpoint("cancel", api("cancel"), handlers.cancel, wire.GetRequest, wire.CancelAnswer),
-        _Endpoint(
-            "status", subjects.status, handlers.status, wire.EmptyRequest, wire.StatusAnswer, of_tenants=False
-        ),
-        _Endpoint(
-            "clock-accept",
-            subjects.clock_accept,
-            handlers.accept_clock_step,
-            wire.EmptyRequest,
-            wire.ClockAnswer,
-            of_tenants=False,
-        ),
-    ]
+def _subject(subjects: Subjects, endpoint: Endpoint) -> str:
+    of_operators = {"status": subjects.status, "clock-accept": subjects.clock_accept}
+    return subjects.api("*", endpoint.name) if endpoint.of_tenants else of_operators[endpoint.name]
 
 
 def _now_s() -> float:

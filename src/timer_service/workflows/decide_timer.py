@@ -7,16 +7,23 @@ from typing import Final
 
 from timer_service.domain.errors import CriticalError, TimerFiring, TimerOvertaken, TransientError
 from timer_service.domain.messages import Command, TimerKey
-from timer_service.domain.timer import Outcome
+from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
-from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import Decided, TimerStore
 
 TRIES: Final = 50
 PAUSE_S: Final = 0.04
-"""Together two seconds: so long a request waits for a timer that is being fired."""
+"""Together two seconds: the longest that a request waits for a timer that is being fired."""
 MAX_GROUP: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a request did, and the timer as it is now."""
+
+    outcome: Outcome
+    timer: Timer
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +46,7 @@ class RequestDesk:
         self._waiting: list[_Waiting] = []
         self._turn = asyncio.Lock()
 
-    async def answer(self, request: Command) -> CallAnswer:
+    async def decide(self, request: Command) -> Settled:
         """Apply one request as if it were the newest command in the stream, and say what it did.
 
         A timer that is due belongs to the worker: its event may be out already, confirmed or not. The request
@@ -50,7 +57,7 @@ class RequestDesk:
             decided = await self._join(request)
             outcome = decided.outcome
             if decided.timer is not None and outcome is not Outcome.SUPERSEDED:
-                return CallAnswer(outcome, decided.timer)
+                return Settled(outcome, decided.timer)
             # Superseded by a command that came in since: that one was first, so the next try is newer.
             if outcome is Outcome.DUE or attempt:
                 await self._clock.wait(PAUSE_S, asyncio.Event())

@@ -11,10 +11,9 @@ from timer_client.subjects import Subjects
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed, TimerFiring, TimerOvertaken
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import Outcome
-from timer_service.ports.timer_calls import CallAnswer
 from timer_service.ports.timer_store import Decided
 from timer_service.testing import ManualClock, MemoryEventBus, MemoryTimerStore
-from timer_service.workflows.answer_requests import MAX_GROUP, PAUSE_S, TRIES, RequestDesk
+from timer_service.workflows.decide_timer import MAX_GROUP, PAUSE_S, TRIES, RequestDesk, Settled
 
 
 class GroupingStore(MemoryTimerStore):
@@ -55,13 +54,13 @@ class Office:
         self.bus = CountingBus(self.clock, Subjects("timer"), stream_created_us=2)
         self.desk = RequestDesk(store=self.store, source=self.bus, clock=self.clock)
 
-    async def answer(self, command: Command) -> CallAnswer:
-        return await self.desk.answer(command)
+    async def answer(self, command: Command) -> Settled:
+        return await self.desk.decide(command)
 
-    def ask(self, command: Command) -> "asyncio.Task[CallAnswer]":
+    def ask(self, command: Command) -> "asyncio.Task[Settled]":
         return asyncio.create_task(self.answer(command))
 
-    async def busy(self) -> "asyncio.Task[CallAnswer]":
+    async def busy(self) -> "asyncio.Task[Settled]":
         """Keep the store busy with one request, so that those to come gather."""
         self.store.open.clear()
         first = self.ask(schedule("first"))
@@ -80,7 +79,7 @@ async def test_a_request_is_answered_with_the_timer_that_it_left() -> None:
 
     answer = await office.answer(schedule("order-1", 60))
 
-    assert answer == CallAnswer(Outcome.SCHEDULED, office.store.timers[ACME, call("order-1")])
+    assert answer == Settled(Outcome.SCHEDULED, office.store.timers[ACME, call("order-1")])
 
 
 async def test_a_request_stands_at_the_newest_position_of_the_stream() -> None:
@@ -160,7 +159,7 @@ async def test_a_request_that_the_store_cannot_take_spoils_no_other() -> None:
     office.store.open.set()
     results = await asyncio.gather(first, *tasks, return_exceptions=True)
 
-    assert [type(result) for result in results] == [CallAnswer, CallAnswer, ValueError, CallAnswer]
+    assert [type(result) for result in results] == [Settled, Settled, ValueError, Settled]
 
 
 async def test_who_goes_away_takes_nobody_along() -> None:

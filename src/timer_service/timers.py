@@ -1,0 +1,131 @@
+"""The use cases: what anybody can ask of the service, whatever way the request came in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from timer_service import __version__
+from timer_service.domain.errors import TimerNotFound
+from timer_service.domain.messages import (
+    CancelTimer,
+    CorrelationId,
+    Position,
+    ScheduleTimer,
+    ServiceCallId,
+    TenantId,
+    Trace,
+)
+from timer_service.domain.timer import Timer
+from timer_service.ports.clock import Clock
+from timer_service.ports.command_source import CommandSource
+from timer_service.ports.health import Health, Recent
+from timer_service.ports.timer_store import StoreCounts, TimerQuery, TimerStore
+from timer_service.workflows.decide_timer import RequestDesk, Settled
+
+_NEWEST: Final = Position(0, 0)
+"""Stands in until the request's place among all commands is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How one instance is: what it holds, how fast and how late it is, what is wrong."""
+
+    instance: str
+    version: str
+    broker: str | None
+    """The server that it is connected to."""
+    problems: dict[str, str]
+    pending: int
+    overdue: int
+    oldest_overdue_s: float
+    next_due_at: datetime | None
+    store_bytes: int
+    recent: Recent
+
+
+class Timers:
+    """Questions and commands with a definite answer. All may raise TransientError: ask again."""
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        store: TimerStore,
+        source: CommandSource,
+        clock: Clock,
+        wake_for: Callable[[datetime], None],
+        accept_clock_step: Callable[[], float],
+        broker: Callable[[], str | None],
+        health: Callable[[], Health],
+        recent: Callable[[], Recent],
+        counted: Callable[[StoreCounts], None],
+    ) -> None:
+        self.instance = instance
+        self._store = store
+        self._clock = clock
+        self._wake_for = wake_for
+        self._accept_clock_step = accept_clock_step
+        self._broker = broker
+        self._health = health
+        self._recent = recent
+        self._counted = counted
+        self._desk = RequestDesk(store=store, source=source, clock=clock)
+
+    async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer:
+        """Return one timer, or raise TimerNotFound."""
+        timer = await self._store.get(tenant_id, service_call_id)
+        if timer is None:
+            raise TimerNotFound(service_call_id)
+        return timer
+
+    async def list(self, query: TimerQuery) -> list[Timer]:
+        """Return a page of one tenant's timers."""
+        return await self._store.list_timers(query)
+
+    async def schedule(
+        self,
+        tenant_id: TenantId,
+        service_call_id: ServiceCallId,
+        due_at: datetime,
+        correlation_id: CorrelationId | None,
+        trace: Trace | None,
+    ) -> Settled:
+        """Schedule or move a timer, wake the worker for it, and answer after the commit.
+
+        The request is newer than every command in the stream at its time.
+        """
+        settled = await self._desk.decide(
+            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace)
+        )
+        self._wake_for(due_at)
+        return settled
+
+    async def cancel(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Settled:
+        """Cancel a timer and answer after the commit: if `cancelled`, it never fires."""
+        return await self._desk.decide(CancelTimer(tenant_id, service_call_id, _NEWEST))
+
+    async def accept_clock_step(self) -> float:
+        """Take a leap of the wall clock for right, look for due timers at once, and return its seconds."""
+        step_s = self._accept_clock_step()
+        self._wake_for(self._clock.now())
+        return step_s
+
+    async def status(self) -> Status:
+        """Return how this instance is, for an operator."""
+        now = self._clock.now()
+        counts = await self._store.count(now)
+        self._counted(counts)
+        overdue_at = counts.oldest_overdue_at
+        return Status(
+            instance=self.instance,
+            version=__version__,
+            broker=self._broker(),
+            problems=self._health().problems,
+            pending=counts.pending,
+            overdue=counts.overdue,
+            oldest_overdue_s=(now - overdue_at).total_seconds() if overdue_at else 0.0,
+            next_due_at=counts.next_due_at,
+            store_bytes=counts.file_bytes,
+            recent=self._recent(),
+        )
