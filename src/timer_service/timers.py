@@ -106,7 +106,7 @@ class Timers:
         return await self._desk.decide(CancelTimer(tenant_id, service_call_id, _NEWEST))
 
     async def accept_clock_step(self) -> float:
-        """Take a leap of the wall clock for right, look for due timers at once, and return its seconds."""
+        """Accept a leap of the wall clock, look for due timers at once, and return its seconds."""
         step_s = self._accept_clock_step()
         self._wake_for(self._clock.now())
         return step_s

@@ -26,7 +26,7 @@ class RequestRefused(Exception):
         self.code = code
         self.description = description
         self.retry_after_s = retry_after_s
-        """How long to wait before asking again, where the service says so."""
+        """How long to wait before asking again, if the service says so."""
 
 
 class BrokerClient:
@@ -72,7 +72,7 @@ def check_ids(tenant_id: str, service_call_id: str | None = None, correlation_id
 
 
 def new_id() -> UUID:
-    """Return a UUIDv7: 48 bits of milliseconds, then chance."""
+    """Return a UUIDv7: 48 bits of milliseconds, then random bits."""
     moment = now_ms() << 80
     version_and_variant = 0x7 << 76 | 0b10 << 62
     return UUID(int=moment | version_and_variant | secrets.randbits(12) << 64 | secrets.randbits(62))

@@ -36,7 +36,7 @@ class OperatorClient(BrokerClient):
         return [as_model(wire.StatusAnswer, answer) for answer in answers]
 
     async def accept_clock_step(self) -> list[wire.ClockAnswer]:
-        """Take a leap of each instance's wall clock for right; return its seconds for each."""
+        """Accept a leap of each instance's wall clock; return the seconds of each."""
         answers = await self._ask_all(self._subjects.clock_accept)
         return [as_model(wire.ClockAnswer, answer) for answer in answers]
 
@@ -83,7 +83,7 @@ class OperatorClient(BrokerClient):
         return acknowledgement.seq
 
     async def _ask_all(self, subject: str) -> list[dict[str, Any]]:
-        """Ask every instance; return once those that answer a ping have answered, or nobody does any more."""
+        """Ask every instance; return once those that answer a ping have answered, or no more answers come."""
         inbox = self._connection.new_inbox()
         subscription = await self._connection.subscribe(f"{inbox}.*")
         roll = _RollCall(self._subjects.prefix)

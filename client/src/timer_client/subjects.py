@@ -47,7 +47,7 @@ class Subjects:
         return f"{self.prefix}.clock.accept"
 
     def tenant_of(self, command_subject: str) -> str | None:
-        """Return the tenant that a command subject names, where it names one."""
+        """Return the tenant that a command subject names, if it names one."""
         tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")
         # A lone last token may be a type whose tenant was left out.
         known = wire.is_tenant_id(tenant) and (dot or tenant not in wire.COMMAND_TYPES)

@@ -67,7 +67,7 @@ class TimerClient(BrokerClient):
     ) -> AsyncIterator[Reached]:
         """Yield each event as it is published; earlier ones are in the stream.
 
-        `subscribed` is called once no event can be missed any more.
+        `subscribed` is called from when no event can be missed.
         """
         subscription = await self._connection.subscribe(self._subjects.event(tenant_id or "*"))
         # Twice, because nats-py may send the first ping ahead of the subscription.

@@ -15,7 +15,7 @@ Place = tuple[datetime, ServiceCallId]
 
 
 def write_cursor(due_at: datetime, service_call_id: str) -> str:
-    """Return the cursor that leads on behind a timer."""
+    """Return the cursor that leads on after a timer."""
     return base64.urlsafe_b64encode(f"{wire.format_time(due_at)} {service_call_id}".encode()).decode()
 
 

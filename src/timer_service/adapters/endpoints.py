@@ -1,4 +1,4 @@
-"""What each endpoint of the API does, and what is told where there is no answer; whatever the transport."""
+"""What each endpoint of the API does, and what is told if there is no answer; whatever the transport."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from timer_service.timers import Timers
 PAGE_MARGIN_BYTES: Final = wire.MAX_CURSOR + 64
 """Room in an answer for all that is not a timer."""
 TIMERS_PER_REQUEST: Final = 20
-"""A list counts as one more request for each so many timers that it asks for."""
+"""A list counts as one more request for each group of this many timers that it asks for."""
 FULL_RETRY_S: Final = 1.0
 
 
@@ -51,7 +51,7 @@ _ERRORS: Final[tuple[tuple[type[Exception], str, Callable[[Any], str]], ...]] = 
 
 
 def error_of(error: Exception) -> ApiError:
-    """Return what a caller is told of an error; UNEXPECTED where nobody has thought of it."""
+    """Return what a caller is told of an error; UNEXPECTED if nobody has thought of it."""
     for kind, code, text in _ERRORS:
         if isinstance(error, kind):
             return ApiError(code, text(error))
@@ -70,7 +70,7 @@ class Asked:
     """A request, read and found valid."""
 
     tenant_id: TenantId
-    """As the transport knows it, the only one that counts; empty where an operator asks."""
+    """As the transport knows it, the only one that counts; empty if an operator asks."""
     request: wire.Model
     trace: Trace | None
     max_bytes: int

@@ -1,4 +1,4 @@
-"""The `timer-service` command: one module a group of commands."""
+"""The `timer-service` command: one module per group of commands."""
 
 from timer_service.cli.main import main
 

@@ -82,7 +82,7 @@ async def _connection(settings: Settings, *, reconnect: bool) -> AsyncIterator[C
             connection = await nats.connect(**_always(settings), error_cb=remember)
         yield connection
     except BrokenPipeError:
-        raise  # It is our own output that nobody reads any more.
+        raise  # Nobody reads our own output any more.
     except (nats.errors.Error, OSError) as error:
         raise CommandFailed(EXIT_NO_BROKER, _explain(error, where, errors)) from error
     finally:

@@ -18,7 +18,7 @@ from timer_service.cli.output import add_row, say, tell
 from timer_service.printable import printable_json
 
 EXCERPT: Final = 80
-"""Characters of a body in the list; `show` has the whole."""
+"""Characters of a body in the list; `show` has all of it."""
 
 
 def add_commands(commands: Commands) -> None:

@@ -109,7 +109,7 @@ async def _serve(settings: Settings, stop: asyncio.Event) -> None:
 
 
 async def _stop_before(started: asyncio.Event, stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; where it is to stop before it has started, as it waits for a database, end it at once."""
+    """Do the work; if it is to stop before it has started, while it waits for a database, end it at once."""
     async with owned(work, stop.wait()) as (working, stopping):
         await first_done(working, stopping)
         if working.done() or started.is_set():

@@ -31,20 +31,20 @@ def env_name(field: str) -> str:
 
 
 def check_set_together(settings: object, *names: str) -> None:
-    """Raise ValueError where only some of the settings are set."""
+    """Raise ValueError if only some of the settings are set."""
     if len({getattr(settings, name) is None for name in names}) > 1:
         raise ValueError(f"{' and '.join(map(env_name, names))} must be set together")
 
 
 def check_at_most_one(settings: object, *names: str) -> None:
-    """Raise ValueError where more than one of the settings is set."""
+    """Raise ValueError if more than one of the settings is set."""
     chosen = [env_name(name) for name in names if getattr(settings, name) is not None]
     if len(chosen) > 1:
         raise ValueError(f"only one of {', '.join(chosen)} may be set")
 
 
 def check_retention(retention: str, ack_wait_ms: int) -> None:
-    """Raise ValueError where a command could be delivered again after its timer was deleted."""
+    """Raise ValueError if a command could be delivered again after its timer was deleted."""
     shortest = ACK_WAITS_KEPT * timedelta(milliseconds=ack_wait_ms) + DUPLICATE_WINDOW
     if retention != "off" and parse_duration(retention) < shortest:
         raise ValueError(
@@ -88,7 +88,7 @@ def _server_list(text: str) -> str:
     servers = [part.strip() for part in text.split(",")]
     for server in servers:
         url = urlsplit(server)
-        # Reading the port raises ValueError where it is none.
+        # Reading the port raises ValueError if it is not a number.
         if url.scheme not in _SCHEMES or not url.hostname or url.port == 0 or not is_clear(server):
             raise ValueError("not a list of servers")
     if len({server.startswith("ws") for server in servers}) > 1:

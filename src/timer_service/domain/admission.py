@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RateLimit:
-    """So many requests per second and tenant, with a burst; a rate of 0 sets no limit."""
+    """A number of requests per second and tenant, with a burst; a rate of 0 sets no limit."""
 
     def __init__(self, rate: float, burst: int, max_tenants: int = MAX_TENANTS) -> None:
         self._interval_s = 1 / rate if rate else 0.0
@@ -41,7 +41,7 @@ class RateLimit:
         return 0.0
 
     def charge(self, tenant: str, requests: int) -> None:
-        """Let a request that was allowed count for so many more."""
+        """Let a request that was allowed count for `requests` more."""
         if tenant in self._paid_until:
             self._paid_until[tenant] += requests * self._interval_s
 
@@ -78,7 +78,7 @@ class Turns(Generic[T]):
         self._under_way: Counter[str] = Counter()
 
     def offer(self, tenant: str, item: T) -> Room:
-        """Let an item wait for its turn, where there is room."""
+        """Let an item wait for its turn, if there is room."""
         queue = self._queues.get(tenant)
         if queue is not None and len(queue) >= self._limits.waiting_of_tenant:
             return Room.TENANT_FULL

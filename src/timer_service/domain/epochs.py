@@ -20,11 +20,11 @@ class StreamEpoch:
     after_sequence: int = 0
     """Messages of the stream beyond this one belong to the epoch,"""
     after_us: int = 0
-    """and so do those that the broker stored after this moment; 0 where it is not known."""
+    """and so do those that the broker stored after this moment; 0 if it is not known."""
     last_sequence: int = 0
     """The newest command that was applied,"""
     last_stored_us: int = 0
-    """and the latest moment at which the broker stored one; 0 where it is not known."""
+    """and the latest moment at which the broker stored one; 0 if it is not known."""
 
     def holds(self, sequence: int, stored_us: int) -> bool:
         """Return whether a message of the stream is in this epoch or in a later one."""
@@ -45,7 +45,7 @@ def epoch_to_begin(
     *,
     overwritten: bool = False,
 ) -> StreamEpoch | None:
-    """Return the epoch that has to begin before anything of the stream is applied; None where none has to.
+    """Return the epoch that has to begin before anything of the stream is applied; None if none has to.
 
     `known` are all epochs of all streams in their order, `seen` is the newest message that was delivered.
     `overwritten` says that a sequence which was applied has come again as another message.

@@ -82,7 +82,7 @@ class RefusalReason(StrEnum):
 
 
 class CommandRefused(PermanentError):
-    """A message that is no valid command."""
+    """A message that is not a valid command."""
 
     def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -37,7 +37,7 @@ class Position:
     """The number of the epoch; of a stream that never lost anything the time of its creation."""
     sequence: int
     stored_us: int = field(default=0, compare=False)
-    """When the broker stored the command, in microseconds since 1970; 0 where it is not known."""
+    """When the broker stored the command, in microseconds since 1970; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Timer(Keyed):
     """The newest command that was applied: it has set the state."""
     trace: Trace | None = None
     due_position: Position | None = None
-    """The command that has set the due time; None where there is none."""
+    """The command that has set the due time; None if there is none."""
     correlation_position: Position | None = None
     """The command that has set the correlation id."""
     trace_position: Position | None = None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 INTERVAL_S: Final = 1.0
-"""At most one line of a kind is written in so much time."""
+"""At most one line of a kind is written in this time."""
 
 T = TypeVar("T")
 
@@ -14,12 +14,12 @@ class Appointment(Protocol):
     """Something that will be done later, unless it is cancelled."""
 
     def cancel(self) -> None:
-        """Do it no more."""
+        """Cancel it."""
         ...
 
 
 Later = Callable[[float, Callable[[], None]], Appointment]
-"""Do something so many seconds from now."""
+"""Do something after a number of seconds."""
 
 
 def on_this_loop(seconds: float, action: Callable[[], None]) -> Appointment:

@@ -1,4 +1,4 @@
-"""Every metric of the service, in Prometheus form; docs/operations.md describes each."""
+"""Every metric of the service, in Prometheus form; docs/monitoring.md describes each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -211,7 +211,7 @@ class Metrics:
         return self._recent.summary()
 
     def text(self) -> bytes:
-        """Return everything in Prometheus' text form."""
+        """Return everything in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def _tenant_label(self, tenant_id: TenantId) -> str:

@@ -1,4 +1,4 @@
-"""How the service is, for whoever asks."""
+"""The state of the service, for whoever asks."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""A broker in memory, with the promises of the real one but durability."""
+"""A broker in memory, with the promises of the real one except durability."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Timers in a dictionary, with the promises of the real stores but durability."""
+"""Timers in a dictionary, with the promises of the real stores except durability."""
 
 import sys
 from collections.abc import AsyncIterator, Sequence

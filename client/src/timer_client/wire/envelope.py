@@ -78,12 +78,12 @@ _PAYLOADS: Final[dict[str, type[CancelTimerPayload]]] = {
 
 
 def read_envelope(body: bytes) -> Envelope:
-    """Read the part that all messages share; raise WireError where a rule is broken."""
+    """Read the part that all messages share; raise WireError if a rule is broken."""
     return read_object(Envelope, body)
 
 
 def read_payload(envelope: Envelope) -> CancelTimerPayload:
-    """Read the payload by the envelope's type; raise WireError where a rule is broken."""
+    """Read the payload by the envelope's type; raise WireError if a rule is broken."""
     model = _PAYLOADS.get(envelope.type)
     if model is None:
         raise unknown_type(envelope.type)
@@ -118,7 +118,7 @@ def write_command(
     due_at: datetime | None,
     correlation_id: str | None,
 ) -> bytes:
-    """Write the envelope of ScheduleTimer, or of CancelTimer where there is no due time."""
+    """Write the envelope of ScheduleTimer, or of CancelTimer if there is no due time."""
     command_type = CANCEL_TIMER if due_at is None else SCHEDULE_TIMER
     payload = {"_tag": command_type, "tenantId": tenant_id, "serviceCallId": service_call_id}
     if due_at is not None:

@@ -15,14 +15,14 @@ Read = TypeVar("Read", bound=Model)
 
 
 def read_object(model: type[Read], body: bytes) -> Read:
-    """Read a JSON object by its model; raise WireError where a rule is broken."""
+    """Read a JSON object by its model; raise WireError if a rule is broken."""
     if len(body) > MAX_COMMAND_BYTES:
         raise WireError("too_large", f"the body must be at most {MAX_COMMAND_BYTES} bytes (got {len(body)})")
     return read_value(model, parse_json(body))
 
 
 def read_value(model: type[Read], value: object) -> Read:
-    """Read what JSON held by its model; raise WireError where a rule is broken."""
+    """Read what JSON held by its model; raise WireError if a rule is broken."""
     if not isinstance(value, dict):
         raise WireError("invalid", f"the body must be a JSON object (got {quoted(value)})")
     try:

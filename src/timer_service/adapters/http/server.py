@@ -1,4 +1,4 @@
-"""Health and metrics over HTTP; the REST API for timers will stand beside them."""
+"""Health and metrics over HTTP."""
 
 import asyncio
 import socket
@@ -29,19 +29,19 @@ def create_app(
 
     @app.get("/livez")
     async def livez(response: Response) -> dict[str, object]:
-        """Say whether the worker runs; if not, a restart is due."""
+        """Say whether the worker runs; if not, a restart is needed."""
         return _report(response, {} if (stuck := health().stuck) is None else {"worker": stuck})
 
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, object]:
-        """Say whether commands are taken and timers fired, and what is in the way."""
+        """Say whether commands are accepted and timers fire, and what is in the way."""
         await observe()
         now = health()
         return _report(response, now.problems, now.warnings)
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
-        """Return the metrics in Prometheus' text form."""
+        """Return the metrics in the Prometheus text format."""
         await observe()
         return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
 
@@ -88,7 +88,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise CriticalError(
             f"cannot listen on {host}:{port} ({error.strerror}): set TIMER_HTTP_HOST and TIMER_HTTP_PORT, "
-            "or TIMER_HTTP_PORT=0 to go without"
+            "or TIMER_HTTP_PORT=0 to do without"
         ) from error
 
 

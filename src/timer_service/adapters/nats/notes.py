@@ -12,7 +12,7 @@ from timer_service.domain.errors import TimerFiring, TimerOvertaken, TransientEr
 from timer_service.domain.messages import TenantId
 
 QUIET_S: Final = 5.0
-"""After so long without another one, a spell is over."""
+"""After this long without another one, a spell is over."""
 MAX_SPELLS: Final = 1_000
 
 log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""Send what callers are told where there is no answer."""
+"""Send what callers are told if there is no answer."""
 
 import asyncio
 import math

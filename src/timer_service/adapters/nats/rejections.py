@@ -1,4 +1,4 @@
-"""Tell whether the broker refuses one event or all of them."""
+"""Find out whether the broker refuses one event or all of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
