@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import nats.micro
 from nats.aio.subscription import Subscription
@@ -116,17 +116,8 @@ class RequestApi:
             stats_handler=self._notes.complete,
         )
         for endpoint in ENDPOINTS:
-            await service.add_endpoint(
-                name=endpoint.name,
-                subject=_subject(self._subjects, endpoint),
-                handler=self._receiving(endpoint),
-                # Nobody else is in a group of its own, so that each instance gets its copy.
-                queue_group=None if endpoint.of_tenants else self._timers.instance,
-                metadata={
-                    "request_schema": wire.json_schema(endpoint.request),
-                    "response_schema": wire.answer_schema(endpoint.answer),
-                },
-            )
+            settings = _settings(endpoint, self._subjects, self._timers.instance)
+            await service.add_endpoint(handler=self._receiving(endpoint), **settings)
         # A queue of nats-py's own would hold half a million requests before it dropped any.
         self._subscriptions = [
             subscription
@@ -282,9 +273,19 @@ class RequestApi:
         return True
 
 
-def _subject(subjects: Subjects, endpoint: Endpoint) -> str:
+def _settings(endpoint: Endpoint, subjects: Subjects, instance: str) -> dict[str, Any]:
+    """Return how an endpoint is announced to the broker."""
     of_operators = {"status": subjects.status, "clock-accept": subjects.clock_accept}
-    return subjects.api("*", endpoint.name) if endpoint.of_tenants else of_operators[endpoint.name]
+    return {
+        "name": endpoint.name,
+        "subject": subjects.api("*", endpoint.name) if endpoint.of_tenants else of_operators[endpoint.name],
+        # Nobody else is in a group of its own, so that each instance gets its copy.
+        "queue_group": None if endpoint.of_tenants else instance,
+        "metadata": {
+            "request_schema": wire.json_schema(endpoint.request),
+            "response_schema": wire.answer_schema(endpoint.answer),
+        },
+    }
 
 
 def _now_s() -> float:
