@@ -1,7 +1,11 @@
-"""The composition root: settings in, a running service out."""
+"""The composition root: settings and parts in, a running service out."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
 
 from timer_client.subjects import Subjects
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
@@ -10,59 +14,56 @@ from timer_service.adapters.system import SystemClock, chance
 from timer_service.config import Settings, nats_connect_options
 from timer_service.domain.admission import RateLimit
 from timer_service.observability.metrics import Metrics
+from timer_service.ports.clock import GuardedClock
 from timer_service.service import Service
-from timer_service.stores import open_store
+from timer_service.stores import OpenedStore, Store, open_store
 from timer_service.timers import Timers
+
+HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_PORT=0 to disable it"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service is built from; whoever gives nothing else gets the real ones."""
+
+    make_clock: Callable[[timedelta | None], GuardedClock] = SystemClock
+    """Given the largest leap that is followed."""
+    chance: Callable[[], float] = chance
+    elapsed_s: Callable[[], float] = time.monotonic
+    open_store: Callable[[Settings, Callable[[], datetime]], AbstractAsyncContextManager[OpenedStore]] = (
+        open_store
+    )
+    make_bus: Callable[..., NatsEventBus] = NatsEventBus
+    """Commands in and events out, over one connection."""
+
+
+REAL_PARTS: Final = Parts()
 
 
 @asynccontextmanager
-async def open_service(settings: Settings, instance: str = "timer-service") -> AsyncIterator[Service]:
-    """Build the service with its real adapters; the broker may still be away."""
-    clock = SystemClock(settings.max_clock_step_span)
-    metrics = Metrics(tenants=settings.metrics_tenants)
-    metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
+async def open_service(
+    settings: Settings, instance: str = "timer-service", parts: Parts = REAL_PARTS
+) -> AsyncIterator[Service]:
+    """Build the service from its parts; the broker may still be away."""
+    clock = parts.make_clock(settings.max_clock_step_span)
+    metrics = Metrics(tenants=settings.metrics_tenants, elapsed_s=parts.elapsed_s)
     async with AsyncExitStack() as stack:
-        store, listen, meet_history = await stack.enter_async_context(
-            open_store(settings, clock.now, metrics)
-        )
-        bus = NatsEventBus(
+        opened = await stack.enter_async_context(parts.open_store(settings, clock.now))
+        bus = parts.make_bus(
             _nats_options(settings),
             clock,
-            chance,
-            store,
+            parts.chance,
+            opened.store,
             metrics.connected,
             metrics.letter_dropped,
-            meet_history=meet_history,
+            meet_history=opened.meet_history,
         )
+        metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
+        metrics.gauges.clock_skew_s.set_function(opened.clock_skew_s)
         metrics.gauges.dead_letters_waiting.set_function(lambda: bus.letters.waiting)
         metrics.gauges.stream_tail_lost.set_function(lambda: bus.positions.warning is not None)
-        service = Service(
-            store=store,
-            source=bus,
-            sink=bus,
-            clock=clock,
-            chance=chance,
-            poll_interval_s=settings.polling_interval / 1000,
-            batch_size=settings.batch_size,
-            metrics=metrics,
-            precise_wakeup=settings.precise_wakeup,
-            retention=settings.retention_span,
-            catch_up=settings.catch_up_span,
-            other_problems=lambda: {"clock": clock.problem},
-            warnings=lambda: bus.warnings,
-        )
-        timers = Timers(
-            instance=instance,
-            store=store,
-            source=bus,
-            clock=clock,
-            wake_for=service.wake_for,
-            accept_clock_step=clock.accept_step,
-            broker=lambda: bus.server,
-            health=service.health,
-            recent=metrics.recent,
-            counted=service.note_counts,
-        )
+        service = _service(settings, parts, opened.store, bus, clock, metrics)
+        timers = _timers(instance, opened.store, bus, clock, metrics, service)
         api = request_api(
             timers,
             Subjects(settings.subject_prefix),
@@ -70,16 +71,58 @@ async def open_service(settings: Settings, instance: str = "timer-service") -> A
             answered=metrics.request_answered,
         )
         if settings.http_port:
-            # Here, because to load FastAPI takes a quarter of the whole start.
-            from timer_service.adapters.http.server import create_app, serving  # noqa: PLC0415
-
-            app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
-            await stack.enter_async_context(serving(app, settings.http_host, settings.http_port))
+            await stack.enter_async_context(_http(settings, service, metrics))
         await stack.enter_async_context(bus.running())
         # Inside: what is under way at the end is answered over the connection that the bus then closes.
         bus.attach(await stack.enter_async_context(api))
-        await stack.enter_async_context(listen(service.wake_for))
+        await stack.enter_async_context(opened.listen(service.wake_for))
         yield service
+
+
+def _service(
+    settings: Settings, parts: Parts, store: Store, bus: NatsEventBus, clock: GuardedClock, metrics: Metrics
+) -> Service:
+    return Service(
+        store=store,
+        source=bus,
+        sink=bus,
+        clock=clock,
+        chance=parts.chance,
+        poll_interval_s=settings.polling_interval / 1000,
+        batch_size=settings.batch_size,
+        metrics=metrics,
+        precise_wakeup=settings.precise_wakeup,
+        retention=settings.retention_span,
+        catch_up=settings.catch_up_span,
+        other_problems=lambda: {"clock": clock.problem},
+        elapsed_s=parts.elapsed_s,
+        warnings=lambda: bus.warnings,
+    )
+
+
+def _timers(
+    instance: str, store: Store, bus: NatsEventBus, clock: GuardedClock, metrics: Metrics, service: Service
+) -> Timers:
+    return Timers(
+        instance=instance,
+        store=store,
+        source=bus,
+        clock=clock,
+        wake_for=service.wake_for,
+        accept_clock_step=clock.accept_step,
+        broker=lambda: bus.server,
+        health=service.health,
+        recent=metrics.recent,
+        counted=service.note_counts,
+    )
+
+
+def _http(settings: Settings, service: Service, metrics: Metrics) -> AbstractAsyncContextManager[None]:
+    # Here, because to load FastAPI takes a quarter of the whole start.
+    from timer_service.adapters.http.server import create_app, serving  # noqa: PLC0415
+
+    app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
+    return serving(app, settings.http_host, settings.http_port, remedy=HTTP_REMEDY)
 
 
 def _nats_options(settings: Settings) -> NatsOptions:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -9,11 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
 from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
-from timer_service.observability.metrics import Metrics
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerStore
@@ -30,15 +30,33 @@ Listen = Callable[[Callable[[datetime], None]], AbstractAsyncContextManager[None
 """Call back whenever another instance accepts a nearer timer."""
 
 
+async def _any_history(_: int) -> None:
+    """Ask nothing: a database on a server is not made by our start."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """A store that is open, and what it has to do with the world beside it."""
+
+    store: Store
+    listen: Listen = lambda _: nullcontext()
+    meet_history: MeetHistory = _any_history
+    clock_skew_s: Callable[[], float] = lambda: 0.0
+    """How far our clock is ahead of the store's own."""
+
+
 @asynccontextmanager
 async def open_store(
-    settings: Settings, now: Callable[[], datetime], metrics: Metrics
-) -> AsyncIterator[tuple[Store, Listen, MeetHistory]]:
+    settings: Settings,
+    now: Callable[[], datetime],
+    *,
+    open_sqlite: Callable[..., AbstractAsyncContextManager[SqliteTimerStore]] = open_sqlite_store,
+) -> AsyncIterator[OpenedStore]:
     """Open the store that the settings ask for."""
     if settings.postgres_url is None:
-        async with open_sqlite_store(settings.sqlite_path, now) as file:
+        async with open_sqlite(settings.sqlite_path, now) as file:
             meet_history = partial(file.meet_history, allow_new=settings.allow_new_store)
-            yield file, lambda _: nullcontext(), meet_history
+            yield OpenedStore(file, meet_history=meet_history)
         return
     _need_postgres("TIMER_STORE_URL")
     from timer_service.adapters.postgres.store import open_postgres_store  # noqa: PLC0415
@@ -46,8 +64,7 @@ async def open_store(
     async with open_postgres_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache
     ) as store:
-        metrics.gauges.clock_skew_s.set_function(lambda: store.skew_s)
-        yield store, store.listen, _any_history
+        yield OpenedStore(store, store.listen, clock_skew_s=lambda: store.skew_s)
 
 
 @asynccontextmanager
@@ -72,10 +89,6 @@ def open_archive(url: str, *, as_source: bool) -> AbstractAsyncContextManager[Ti
     raise InvalidConfiguration(
         f"{option} must be sqlite:///path or postgresql://user:password@host:port/database"
     )
-
-
-async def _any_history(_: int) -> None:
-    """Ask nothing: a database on a server is not made by our start."""
 
 
 def _need_postgres(named_by: str) -> None:

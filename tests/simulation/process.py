@@ -19,10 +19,10 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
-from timer_service import bootstrap
 from timer_service.adapters.nats import connecting, pull
 from timer_service.adapters.sqlite import connections, due_tenants, store, write_ahead_log
 from timer_service.adapters.system import SystemClock
+from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
 from timer_service.service import Service, run_service
 
@@ -67,7 +67,7 @@ class Process:
         self.main = machine.loop.create_task(self._run(), context=context)
 
     async def _run(self) -> None:
-        async with bootstrap.open_service(self._settings) as service:
+        async with open_service(self._settings, parts=parts_of(self._machine)) as service:
             self.service = service
             await run_service(service, self._stop)
 
@@ -97,11 +97,19 @@ class Process:
         return all(task.done() for task in self.tasks)
 
 
+def parts_of(machine: Machine) -> Parts:
+    """Return what the service is built from on the simulated machine."""
+    wall = machine.wall
+    return Parts(
+        make_clock=partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms),
+        chance=machine.chance,
+        elapsed_s=machine.loop.time,
+    )
+
+
 @contextmanager
 def installed(machine: Machine) -> Iterator[None]:
     """Put the simulated machine under the service's adapters."""
-    wall = machine.wall
-    clock = partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms)
     sqlite = SimpleNamespace(connect=machine.disk.connect, Connection=aiosqlite.Connection)
     logging = structlog.get_config()
 
@@ -116,9 +124,6 @@ def installed(machine: Machine) -> Iterator[None]:
     )
     try:
         with (
-            patch.object(bootstrap, "SystemClock", clock),
-            patch.object(bootstrap, "chance", machine.chance),
-            patch.object(bootstrap, "Service", partial(Service, elapsed_s=machine.loop.time)),
             patch.object(connections, "aiosqlite", sqlite),
             # So small that a few tenants and timers take several looks to be known.
             patch.object(due_tenants, "SCANNED_ROWS", 3),

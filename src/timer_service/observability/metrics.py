@@ -1,6 +1,7 @@
 """Every metric of the service, in Prometheus form; docs/monitoring.md describes each."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from typing import Any, Final
@@ -128,7 +129,7 @@ class Gauges:
 class Metrics:
     """What happens, counted; what is, measured."""
 
-    def __init__(self, *, tenants: int = 0) -> None:
+    def __init__(self, *, tenants: int = 0, elapsed_s: Callable[[], float] = time.monotonic) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.gauges = Gauges()
         self._table = _Table()
@@ -138,7 +139,7 @@ class Metrics:
                 self._registry.register(getattr(table, metric.name))
         # Kept at hand: to find it by its labels takes longer than all else about a request that is refused.
         self._requests_of = cache(self._table.requests.labels)
-        self._recent = RecentWork(LATENESS_BUCKETS_S)
+        self._recent = RecentWork(LATENESS_BUCKETS_S, elapsed_s)
         self._max_tenants = tenants
         self._tenants: set[TenantId] = set()
 

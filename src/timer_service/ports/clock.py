@@ -21,3 +21,21 @@ class Clock(Protocol):
         The time is a span, not a moment: a stepped wall clock neither cuts it short nor stretches it.
         """
         ...
+
+
+class GuardedClock(Clock, Protocol):
+    """A clock that does not follow a leap of the machine's until a person confirms it."""
+
+    @property
+    def problem(self) -> str | None:
+        """Say which leap is held back; None where there is none."""
+        ...
+
+    @property
+    def held_step_s(self) -> float:
+        """Return the seconds of the leap that is held back, 0 where there is none."""
+        ...
+
+    def accept_step(self) -> float:
+        """Follow the machine's clock as it is now; return the seconds of the leap."""
+        ...

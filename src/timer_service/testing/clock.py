@@ -11,7 +11,7 @@ TURNS_TO_REST: Final = 50
 
 
 class ManualClock:
-    """The Clock port by hand: the wall clock and the passing of time are moved separately."""
+    """The clock by hand: the wall clock and the passing of time are moved separately."""
 
     def __init__(self, now: datetime = START) -> None:
         self._now = now
@@ -40,6 +40,19 @@ class ManualClock:
         for sleeper, ends_at in list(self._sleepers.items()):
             if ends_at <= self._elapsed_s + 1e-9 and not sleeper.done():
                 sleeper.set_result(None)
+
+    @property
+    def problem(self) -> None:
+        """Return None: a clock by hand holds nothing back."""
+
+    @property
+    def held_step_s(self) -> float:
+        """Return 0: a clock by hand holds nothing back."""
+        return 0.0
+
+    def accept_step(self) -> float:
+        """Return 0: there was nothing to accept."""
+        return 0.0
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
         """Return when the event is set, or a test has let the time pass."""

@@ -61,9 +61,9 @@ def _report(
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
-    """Serve the application for as long as the context lasts."""
-    listener = _listen(host, port)
+async def serving(app: FastAPI, host: str, port: int, *, remedy: str) -> AsyncIterator[None]:
+    """Serve the application for as long as the context lasts; `remedy` says what to do where it cannot."""
+    listener = _listen(host, port, remedy)
     server = _QuietServer(
         uvicorn.Config(
             app,
@@ -81,15 +81,12 @@ async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[None]:
             server.should_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, remedy: str) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise CriticalError(
-            f"cannot listen on {host}:{port} ({error.strerror}): set TIMER_HTTP_HOST and TIMER_HTTP_PORT, "
-            "or TIMER_HTTP_PORT=0 to do without"
-        ) from error
+        raise CriticalError(f"cannot listen on {host}:{port} ({error.strerror}): {remedy}") from error
 
 
 class _QuietServer(uvicorn.Server):
