@@ -6,9 +6,9 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
-from tests.support.calls import call, call_raw, call_until_answered
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
+from tests.support.requests import ask, ask_raw, ask_until_answered
 from tests.support.schemas import complaints
 from tests.support.world import World
 
@@ -17,8 +17,8 @@ async def test_a_scheduled_timer_can_be_read_right_after_the_answer(world: World
     world.service().start_ready()
     due = iso(in_seconds(3600))
 
-    answer = await call(world, "schedule", serviceCallId="order-1", dueAt=due, correlationId="r-1")
-    read = await call(world, "get", serviceCallId="order-1")
+    answer = await ask(world, "schedule", serviceCallId="order-1", dueAt=due, correlationId="r-1")
+    read = await ask(world, "get", serviceCallId="order-1")
 
     assert answer["outcome"] == "scheduled"
     assert read["timer"] == answer["timer"]
@@ -35,13 +35,13 @@ async def test_each_answer_says_what_the_call_did(world: World) -> None:
     near, far = iso(in_seconds(1800)), iso(in_seconds(3600))
 
     answers = [
-        (await call(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
-        (await call(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
-        (await call(world, "schedule", serviceCallId="a", dueAt=near))["outcome"],
-        (await call(world, "cancel", serviceCallId="a"))["outcome"],
-        (await call(world, "cancel", serviceCallId="a"))["outcome"],
-        (await call(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
-        (await call(world, "cancel", serviceCallId="never-seen"))["outcome"],
+        (await ask(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
+        (await ask(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
+        (await ask(world, "schedule", serviceCallId="a", dueAt=near))["outcome"],
+        (await ask(world, "cancel", serviceCallId="a"))["outcome"],
+        (await ask(world, "cancel", serviceCallId="a"))["outcome"],
+        (await ask(world, "schedule", serviceCallId="a", dueAt=far))["outcome"],
+        (await ask(world, "cancel", serviceCallId="never-seen"))["outcome"],
     ]
 
     assert answers == [
@@ -51,11 +51,11 @@ async def test_each_answer_says_what_the_call_did(world: World) -> None:
 
 async def test_a_reached_timer_is_answered_as_already_reached(world: World) -> None:
     world.service().start_ready()
-    await call(world, "schedule", serviceCallId="a", dueAt="2020-01-01T00:00:00Z")
+    await ask(world, "schedule", serviceCallId="a", dueAt="2020-01-01T00:00:00Z")
     await world.wait_for_row("acme", "a", state="Reached")
 
-    cancelled = await call(world, "cancel", serviceCallId="a")
-    moved = await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
+    cancelled = await ask(world, "cancel", serviceCallId="a")
+    moved = await ask(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
 
     assert (cancelled["outcome"], moved["outcome"]) == ("already_reached", "already_reached")
     assert moved["timer"]["state"] == "Reached"
@@ -65,7 +65,7 @@ async def test_a_call_fires_on_time(world: World) -> None:
     world.service().start_ready()
     due = in_seconds(0.4)
 
-    await call(world, "schedule", serviceCallId="soon", dueAt=iso(due))
+    await ask(world, "schedule", serviceCallId="soon", dueAt=iso(due))
     [event] = await world.wait_for_events(1)
 
     assert event["payload"]["dueAt"] == iso(due)
@@ -83,7 +83,7 @@ async def test_cancelled_means_that_it_never_fires_also_in_the_moment_it_comes_d
         assert row is not None
         # Aim at the due time itself, a little before and a little after.
         await asyncio.sleep(max(0.0, 0.25 + number * 0.01 - 0.05 + (number % 10) * 0.01))
-        return name, (await call_until_answered(world, "cancel", serviceCallId=name))["outcome"]
+        return name, (await ask_until_answered(world, "cancel", serviceCallId=name))["outcome"]
 
     outcomes = dict(await asyncio.gather(*(cancel(number, name) for number, name in enumerate(names))))
     reached = [name for name in names if outcomes[name] == "already_reached"]
@@ -103,7 +103,7 @@ async def test_a_cancel_of_a_due_timer_waits_for_its_firing(world: World) -> Non
     with closing(sqlite3.connect(world.db_path, isolation_level=None)) as link:
         link.execute("BEGIN IMMEDIATE")
         await world.wait_for_events(1)
-        asked = asyncio.create_task(call_until_answered(world, "cancel", serviceCallId="a"))
+        asked = asyncio.create_task(ask_until_answered(world, "cancel", serviceCallId="a"))
         await asyncio.sleep(0)
         link.execute("ROLLBACK")
     answer = await asked
@@ -112,7 +112,7 @@ async def test_a_cancel_of_a_due_timer_waits_for_its_firing(world: World) -> Non
 
 
 async def test_a_call_is_newer_than_every_command_in_the_stream(world: World) -> None:
-    """A command that was published before the call, but is consumed after it, does not undo it."""
+    """A command that was published before the request, but is consumed after it, does not undo it."""
     service = world.service().start_ready()
     service.terminate()
     await world.schedule("acme", "a", "2020-01-01T00:00:00Z")
@@ -121,7 +121,7 @@ async def test_a_call_is_newer_than_every_command_in_the_stream(world: World) ->
     service.restart()
     service.wait_for_log("broker.connected")
 
-    answer = await call(world, "cancel", serviceCallId="a")
+    answer = await ask(world, "cancel", serviceCallId="a")
     await held.nak()
     await world.wait_until_consumed()
 
@@ -132,11 +132,11 @@ async def test_a_call_is_newer_than_every_command_in_the_stream(world: World) ->
     assert await world.events() == []
 
 
-async def test_a_command_after_a_call_is_newer_than_the_call(world: World) -> None:
+async def test_a_command_after_a_call_is_newer_than_the_ask(world: World) -> None:
     world.service().start_ready()
     await world.schedule("acme", "other", in_seconds(3600))
     await world.wait_until_consumed()
-    await call(world, "cancel", serviceCallId="a")
+    await ask(world, "cancel", serviceCallId="a")
 
     await world.schedule("acme", "a", in_seconds(3600))
     row = await world.wait_for_row("acme", "a", state="Scheduled")
@@ -148,13 +148,13 @@ async def test_a_list_comes_in_pages_that_neither_repeat_nor_miss(world: World) 
     world.service().start_ready()
     due = [iso(in_seconds(1000 + number // 3)) for number in range(20)]
     for number in range(20):
-        await call(world, "schedule", serviceCallId=f"t-{number:02}", dueAt=due[number])
-    await call(world, "schedule", tenant="globex", serviceCallId="theirs", dueAt=due[0])
+        await ask(world, "schedule", serviceCallId=f"t-{number:02}", dueAt=due[number])
+    await ask(world, "schedule", tenant="globex", serviceCallId="theirs", dueAt=due[0])
 
     pages: list[list[str]] = []
     cursor: dict[str, str] = {}
     while True:
-        page = await call(world, "list", limit=7, **cursor)
+        page = await ask(world, "list", limit=7, **cursor)
         pages.append([timer["serviceCallId"] for timer in page["timers"]])
         if "cursor" not in page:
             break
@@ -167,17 +167,17 @@ async def test_a_list_comes_in_pages_that_neither_repeat_nor_miss(world: World) 
 async def test_a_list_is_narrowed_by_state_due_time_and_correlation(world: World) -> None:
     world.service().start_ready()
     for number in range(6):
-        await call(
+        await ask(
             world,
             "schedule",
             serviceCallId=f"t-{number}",
             dueAt=f"2999-01-0{number + 1}T00:00:00Z",
             correlationId="even" if number % 2 == 0 else "odd",
         )
-    await call(world, "cancel", serviceCallId="t-0")
+    await ask(world, "cancel", serviceCallId="t-0")
 
     async def ids(**request: Any) -> list[str]:
-        return [timer["serviceCallId"] for timer in (await call(world, "list", **request))["timers"]]
+        return [timer["serviceCallId"] for timer in (await ask(world, "list", **request))["timers"]]
 
     assert await ids(state="Cancelled") == ["t-0"]
     assert await ids(state="Scheduled", correlationId="even") == ["t-2", "t-4"]
@@ -205,7 +205,7 @@ async def test_a_bad_request_gets_a_clear_error(world: World) -> None:
     world.service().start_ready()
 
     for endpoint, body, code, word in BAD_REQUESTS:
-        answer = await call_raw(world, f"{world.prefix}.api.acme.{endpoint}", body)
+        answer = await ask_raw(world, f"{world.prefix}.api.acme.{endpoint}", body)
 
         assert (answer["code"], word in answer["error"]) == (code, True), (body[:80], answer)
 
@@ -213,7 +213,7 @@ async def test_a_bad_request_gets_a_clear_error(world: World) -> None:
 async def test_a_tenant_that_breaks_the_rule_is_refused(world: World) -> None:
     world.service().start_ready()
 
-    answer = await call_raw(world, f"{world.prefix}.api.{'x' * 65}.get", b'{"serviceCallId": "a"}')
+    answer = await ask_raw(world, f"{world.prefix}.api.{'x' * 65}.get", b'{"serviceCallId": "a"}')
 
     assert answer["code"] == "400"
     assert "tenant" in answer["error"]
@@ -227,7 +227,7 @@ async def test_a_reply_goes_to_inboxes_only(world: World) -> None:
     await world.client.publish(f"{world.prefix}.api.acme.get", b'{"serviceCallId": "a"}', reply=target)
     await world.client.flush()
     service.wait_for_log("call.ignored")
-    await call(world, "list")
+    await ask(world, "list")
 
     assert (await world.jetstream.stream_info(world.commands_stream)).state.last_seq == 0
 
@@ -261,21 +261,21 @@ async def test_every_answer_has_the_shape_that_its_schema_says(world: World) -> 
 
     answers = [
         ("status", empty),
-        ("schedule", await call(world, "schedule", **timer)),
-        ("schedule", await call_raw(world, "timer.api.acme.schedule", json.dumps(past).encode(), trace)),
-        ("get", await call(world, "get", serviceCallId="a")),
-        ("cancel", await call(world, "cancel", serviceCallId="a")),
-        ("cancel", await call(world, "cancel", serviceCallId="never-seen")),
-        ("get", await call(world, "get", serviceCallId="never-seen")),
-        ("clock-accept", await call_raw(world, "timer.clock.accept", b"")),
+        ("schedule", await ask(world, "schedule", **timer)),
+        ("schedule", await ask_raw(world, "timer.api.acme.schedule", json.dumps(past).encode(), trace)),
+        ("get", await ask(world, "get", serviceCallId="a")),
+        ("cancel", await ask(world, "cancel", serviceCallId="a")),
+        ("cancel", await ask(world, "cancel", serviceCallId="never-seen")),
+        ("get", await ask(world, "get", serviceCallId="never-seen")),
+        ("clock-accept", await ask_raw(world, "timer.clock.accept", b"")),
     ]
     await world.wait_for_row("acme", "past", state="Reached")
-    await call(world, "schedule", **{**timer, "serviceCallId": "b"})
-    full = await call_raw(world, "timer.status", b"")
+    await ask(world, "schedule", **{**timer, "serviceCallId": "b"})
+    full = await ask_raw(world, "timer.status", b"")
     answers += [
-        ("get", await call(world, "get", serviceCallId="past")),
-        ("list", await call(world, "list")),
-        ("list", await call(world, "list", limit=1)),
+        ("get", await ask(world, "get", serviceCallId="past")),
+        ("list", await ask(world, "list")),
+        ("list", await ask(world, "list", limit=1)),
         ("status", full),
     ]
 
@@ -290,8 +290,8 @@ async def test_every_answer_has_the_shape_that_its_schema_says(world: World) -> 
 
 async def test_the_statistics_count_errors_and_time(world: World) -> None:
     world.service().start_ready()
-    await call(world, "get", serviceCallId="nobody")
-    await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
+    await ask(world, "get", serviceCallId="nobody")
+    await ask(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
 
     stats = await _ask(world, "$SRV.STATS.timer")
 
@@ -309,7 +309,7 @@ async def test_the_api_is_there_again_after_the_broker_was_restarted(world: Worl
     service.wait_for_log("broker.connected", count=2)
     await world.until(lambda: _connected(world), "the client to be back")
 
-    answer = await call(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
+    answer = await ask(world, "schedule", serviceCallId="a", dueAt=iso(in_seconds(60)))
 
     assert answer["outcome"] == "scheduled"
 

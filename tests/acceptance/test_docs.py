@@ -19,11 +19,11 @@ import nats
 import pytest
 
 from tests.support.broker import NatsServer
-from tests.support.calls import call
 from tests.support.documents import code_words, marked_blocks, read, table
 from tests.support.messages import encode, iso, parse, with_payload
 from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
+from tests.support.requests import ask
 from tests.support.world import World
 from timer_client import TimerClient
 
@@ -206,10 +206,10 @@ async def test_the_permissions_let_a_tenant_use_all_that_is_its_own(guarded_worl
     await timers.cancel("acme", "order-2")
     await guarded_world.send_raw("timer.commands.acme.Other", b"{}")
     due = {"serviceCallId": "order-3", "dueAt": "9999-01-01T00:00:00Z"}
-    scheduled = await call(guarded_world, "schedule", **due)
-    got = await call(guarded_world, "get", serviceCallId="order-3")
-    listed = await call(guarded_world, "list", state="Scheduled")
-    cancelled = await call(guarded_world, "cancel", serviceCallId="order-3")
+    scheduled = await ask(guarded_world, "schedule", **due)
+    got = await ask(guarded_world, "get", serviceCallId="order-3")
+    listed = await ask(guarded_world, "list", state="Scheduled")
+    cancelled = await ask(guarded_world, "cancel", serviceCallId="order-3")
     event = await _next(guarded_world, "TIMER_EVENTS", "acme-billing", "timer.events.acme.>")
     letter = await _next(guarded_world, "TIMER_DEADLETTER", "acme-letters", "timer.deadletter.acme")
 

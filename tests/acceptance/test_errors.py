@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support.broker import free_port
-from tests.support.calls import call
 from tests.support.disk import Disk
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_or_kill
+from tests.support.requests import ask
 from tests.support.world import World
 
 NOBODY = "nats://127.0.0.1:1"
@@ -121,7 +121,7 @@ async def test_a_disk_that_fails_under_a_call_ends_the_service_too(world: World,
     service = world.service().start_ready()
 
     disk.fail(errno.EIO)
-    answer = await call(world, "schedule", serviceCallId="order-1", dueAt=iso(in_seconds(3600)))
+    answer = await ask(world, "schedule", serviceCallId="order-1", dueAt=iso(in_seconds(3600)))
     code = service.wait()
 
     assert answer["code"] == "500"

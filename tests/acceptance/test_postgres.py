@@ -21,11 +21,11 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from tests.support.broker import NatsServer, free_port
-from tests.support.calls import call
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds, parse
 from tests.support.postgres import PostgresServer, fresh_schema, shared_server_url
 from tests.support.process import TimerServiceProcess, run_cli
+from tests.support.requests import ask
 from tests.support.world import World
 
 T = TypeVar("T")
@@ -217,7 +217,7 @@ async def test_cancelled_means_that_no_instance_fires_it(world: World, database:
         # Aim at the due time itself, a little before and a little after.
         aim = first_due + timedelta(milliseconds=10 * number + (number % 10 - 5) * 10)
         await asyncio.sleep(max(0.0, (aim - in_seconds(0)).total_seconds()))
-        return name, (await call(world, "cancel", serviceCallId=name))["outcome"]
+        return name, (await ask(world, "cancel", serviceCallId=name))["outcome"]
 
     outcomes = dict(await asyncio.gather(*(stop(number, name) for number, name in enumerate(names))))
     reached = sorted(name for name in names if outcomes[name] == "already_reached")

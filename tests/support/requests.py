@@ -1,4 +1,4 @@
-"""Call the service's API as any NATS client does."""
+"""Ask the service's API as any NATS client does."""
 
 import asyncio
 import json
@@ -8,20 +8,20 @@ from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 
 
-async def call(world: World, endpoint: str, tenant: str = "acme", **request: Any) -> dict[str, Any]:
-    """Call an endpoint; an error comes back as {"code": …, "error": …}."""
-    return await call_raw(world, f"{world.prefix}.api.{tenant}.{endpoint}", json.dumps(request).encode())
+async def ask(world: World, endpoint: str, tenant: str = "acme", **request: Any) -> dict[str, Any]:
+    """Ask an endpoint; an error comes back as {"code": …, "error": …}."""
+    return await ask_raw(world, f"{world.prefix}.api.{tenant}.{endpoint}", json.dumps(request).encode())
 
 
-async def call_until_answered(world: World, endpoint: str, **request: Any) -> dict[str, Any]:
-    """Call as the documents tell callers to: 503 means to ask again, also on a busy machine."""
+async def ask_until_answered(world: World, endpoint: str, **request: Any) -> dict[str, Any]:
+    """Ask as the documents tell callers to: 503 means to ask again, also on a busy machine."""
     async with asyncio.timeout(PATIENCE_S):
-        while (answer := await call(world, endpoint, **request)).get("code") == "503":
+        while (answer := await ask(world, endpoint, **request)).get("code") == "503":
             await asyncio.sleep(0.05)
     return answer
 
 
-async def call_raw(
+async def ask_raw(
     world: World, subject: str, body: bytes, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
     answer = await world.client.request(subject, body, timeout=PATIENCE_S, headers=headers)
