@@ -10,13 +10,15 @@ from typing import Final
 from timer_client.subjects import Subjects
 from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
 from timer_service.adapters.nats.requests import request_api
+from timer_service.adapters.retrying import RetryingStore
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.config import Settings, nats_connect_options
 from timer_service.domain.admission import RateLimit
 from timer_service.observability.metrics import Metrics
 from timer_service.ports.clock import GuardedClock
-from timer_service.service import Service
-from timer_service.stores import OpenedStore, Store, open_store
+from timer_service.ports.timer_store import PatientStore, TimerStore
+from timer_service.service.run import Service
+from timer_service.stores import OpenedStore, open_store
 from timer_service.timers import Timers
 
 HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_PORT=0 to disable it"
@@ -62,8 +64,9 @@ async def open_service(
         metrics.gauges.clock_skew_s.set_function(opened.clock_skew_s)
         metrics.gauges.dead_letters_waiting.set_function(lambda: bus.letters.waiting)
         metrics.gauges.stream_tail_lost.set_function(lambda: bus.positions.warning is not None)
-        service = _service(settings, parts, opened.store, bus, clock, metrics)
-        timers = _timers(instance, opened.store, bus, clock, metrics, service)
+        store = RetryingStore(opened.store, clock=clock, chance=parts.chance, wrote=metrics.wrote)
+        service = _service(settings, parts, store, bus, clock, metrics)
+        timers = _timers(instance, store, bus, clock, metrics, service)
         api = request_api(
             timers,
             Subjects(settings.subject_prefix),
@@ -80,7 +83,12 @@ async def open_service(
 
 
 def _service(
-    settings: Settings, parts: Parts, store: Store, bus: NatsEventBus, clock: GuardedClock, metrics: Metrics
+    settings: Settings,
+    parts: Parts,
+    store: PatientStore,
+    bus: NatsEventBus,
+    clock: GuardedClock,
+    metrics: Metrics,
 ) -> Service:
     return Service(
         store=store,
@@ -101,7 +109,12 @@ def _service(
 
 
 def _timers(
-    instance: str, store: Store, bus: NatsEventBus, clock: GuardedClock, metrics: Metrics, service: Service
+    instance: str,
+    store: TimerStore,
+    bus: NatsEventBus,
+    clock: GuardedClock,
+    metrics: Metrics,
+    service: Service,
 ) -> Timers:
     return Timers(
         instance=instance,

@@ -1,7 +1,7 @@
 """Wait for the first of several things: nothing that is started here outlives whoever started it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -11,6 +11,24 @@ CANCEL_AGAIN_S: Final = 2.0
 """Now and then a library swallows a cancellation: after this long it is repeated."""
 
 T = TypeVar("T")
+
+
+class Backoff:
+    """Growing waits, each with jitter, so that many instances do not return in step."""
+
+    def __init__(self, chance: Callable[[], float], first_s: float, max_s: float) -> None:
+        self._chance = chance
+        self._first_s = self._seconds = first_s
+        self._max_s = max_s
+
+    def next_s(self) -> float:
+        """Return how long to wait before the next try."""
+        seconds, self._seconds = self._seconds, min(self._seconds * 2, self._max_s)
+        return seconds * (0.5 + self._chance() / 2)
+
+    def reset(self) -> None:
+        """Begin again with the shortest wait: a try has worked."""
+        self._seconds = self._first_s
 
 
 class Over(Exception):

@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.postgres import fresh_schema
 from tests.support.process import TimerServiceProcess
 from timer_service.config import Settings, env_name, load_settings, parse_duration
-from timer_service.service import SHUTDOWN_GRACE_S
+from timer_service.service.run import SHUTDOWN_GRACE_S
 
 COMPOSE = "deploy/compose.cluster.yaml"
 INSTANCES = ["timer-service-1", "timer-service-2", "timer-service-3"]

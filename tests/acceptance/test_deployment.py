@@ -28,7 +28,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 from timer_service.config import Settings, env_name, parse_duration
-from timer_service.service import SHUTDOWN_GRACE_S
+from timer_service.service.run import SHUTDOWN_GRACE_S
 
 DOCKERFILE = "Dockerfile"
 COMPOSE = "deploy/compose.yaml"

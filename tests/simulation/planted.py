@@ -12,14 +12,15 @@ from uuid import UUID
 
 from tests.simulation import process
 from timer_client.wire import rules as wire_rules
-from timer_service import service
+from timer_service.adapters import retrying
 from timer_service.adapters.nats import letters, positions, pull
 from timer_service.adapters.sqlite import looks, marks, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch
-from timer_service.service import Service
+from timer_service.service import consume, fire, purge, run
+from timer_service.service.fire import Firing, Unmarked
 from timer_service.workflows import (
     catch_up,
     decide_timer,
@@ -62,8 +63,8 @@ def sql(name: str, old: str, new: str, owner: ModuleType = store) -> Change:
     return replaced(owner, name, statement.replace(old, new))
 
 
-def _as_imported(owner: ModuleType, name: str, by: ModuleType = service) -> Change:
-    """Let whoever has imported the function under its own name, mostly the loops, use what was planted."""
+def _as_imported(owner: ModuleType, name: str, by: ModuleType) -> Change:
+    """Let whoever has imported the function under its own name use what was planted."""
 
     def plant(stack: ExitStack) -> None:
         stack.enter_context(patch.object(by, name, getattr(owner, name)))
@@ -107,7 +108,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
 """,
             ),
         ),
-        _as_imported(fire_due_timers, "publish_due_timers"),
+        _as_imported(fire_due_timers, "publish_due_timers", by=fire),
     ),
     "acknowledge before commit": lambda: _together(
         rewritten(
@@ -115,11 +116,11 @@ PLANTED: dict[str, Callable[[], Change]] = {
             "schedule_timers",
             ("        await batch.acknowledge()\n", ""),
             (
-                "        outcomes = await retry",
-                "        await batch.acknowledge()\n        outcomes = await retry",
+                "        outcomes = await store.apply",
+                "        await batch.acknowledge()\n        outcomes = await store.apply",
             ),
         ),
-        _as_imported(schedule_timers, "schedule_timers"),
+        _as_imported(schedule_timers, "schedule_timers", by=consume),
     ),
     "a fresh id for a repetition": _fresh_id,
     "earlier than instead of not later than": lambda: _together(
@@ -162,29 +163,32 @@ PLANTED: dict[str, Callable[[], Change]] = {
             "publish_due_timers",
             ("        yield PublishedBatch(report, claim)", "    yield PublishedBatch(report, claim)"),
         ),
-        _as_imported(fire_due_timers, "publish_due_timers"),
+        _as_imported(fire_due_timers, "publish_due_timers", by=fire),
     ),
     "a mark that fails is forgotten": lambda: rewritten(
-        Service,
-        "_fire_batch",
-        ('await self._retrying("mark")(batch.mark)', "await batch.mark()"),
+        retrying._RetryingClaim,
+        "mark_reached",
+        (
+            'await self._store.retry("mark", lambda: self._claim.mark_reached(events))',
+            "await self._claim.mark_reached(events)",
+        ),
     ),
     "a mark that is lost with its group counts as done": lambda: rewritten(
         marks.Marks, "_mark_all", ("mark.marked, mark.error = count, error", "mark.marked = count")
     ),
     "no bound on what is published and not marked": lambda: rewritten(
-        Service,
-        "_room_for",
-        ("while self._unmarked >= most or", "while"),
-        ("min(wanted, most - self._unmarked)", "wanted"),
+        Unmarked,
+        "room",
+        ("while self._timers >= self._max_timers or", "while"),
+        ("min(wanted, self._max_timers - self._timers)", "wanted"),
     ),
     "what was changed before its mark is not looked for": lambda: rewritten(
-        Service, "_fire_batch", ("if report.marked < unmarked:", "if False:")
+        Firing, "_fire_batch", ("if report.marked < len(report.confirmed):", "if False:")
     ),
     "missing tenant filter on get": lambda: sql("_GET", "tenant_id = ?", "? <> ''"),
     "wake-up checked before waiting": lambda: rewritten(
-        Service,
-        "_fire",
+        Firing,
+        "run",
         ("            self._wake.clear()\n", ""),
         (
             "                await self._sleep_until(next_look_at)",
@@ -253,7 +257,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "purge forgets the retention": lambda: _together(
         rewritten(purge_timers, "purge_timers", ("clock.now() - retention", "clock.now()")),
-        _as_imported(purge_timers, "purge_timers"),
+        _as_imported(purge_timers, "purge_timers", by=purge),
     ),
     "a clock that is rounded up": lambda: rewritten(
         SystemClock, "now", ("milliseconds=boot_ms + offset_ms", "milliseconds=boot_ms + offset_ms + 1")
@@ -262,8 +266,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
         SystemClock, "accept_step", ("self._highest_ms = self._wall_ms() - self._boot_ms()", "pass")
     ),
     "a stop cuts off the batch in hand": lambda: _together(
-        rewritten(service, "run_service", ("timeout=SHUTDOWN_GRACE_S)", "timeout=0)")),
-        _as_imported(service, "run_service", by=process),
+        rewritten(run, "run_service", ("timeout=grace_s)", "timeout=0)")),
+        _as_imported(run, "run_service", by=process),
     ),
     "a pull that is lost is waited for forever": lambda: rewritten(
         pull.CommandPull, "top_up", ("if pull.lost_at < now", "if False")
@@ -274,14 +278,14 @@ PLANTED: dict[str, Callable[[], Change]] = {
             "publish_due_timers",
             ("confirmed=[e for e, r in answers if ", "confirmed=[e for e, r in answers if True or "),
         ),
-        _as_imported(fire_due_timers, "publish_due_timers"),
+        _as_imported(fire_due_timers, "publish_due_timers", by=fire),
     ),
     "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
     "whatever was stored at the look before counts as applied": lambda: rewritten(
         catch_up.CatchUp, "_passed", (" if f.sequence < oldest", "")
     ),
     "sleep without regard to the poll interval": lambda: rewritten(
-        Service,
+        Firing,
         "_sleep_until",
         ("seconds = min(seconds, max(0.0, ", "seconds = (max(0.0, "),
     ),

@@ -24,7 +24,7 @@ from timer_service.adapters.sqlite import connections, due_tenants, store, write
 from timer_service.adapters.system import SystemClock
 from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
-from timer_service.service import Service, run_service
+from timer_service.service.run import Service, run_service
 
 _SETTINGS = load_settings(http_port=0)
 

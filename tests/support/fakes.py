@@ -17,11 +17,6 @@ from timer_service.testing import MemoryEventBus, MemoryTimerStore
 T = TypeVar("T")
 
 
-async def no_retry(step: Callable[[], Awaitable[T]]) -> T:
-    """Stand for a service that gives up at the first failure."""
-    return await step()
-
-
 class FragileStore(MemoryTimerStore):
     """A memory store whose next calls fail with the errors that a test has laid out."""
 

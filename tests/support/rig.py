@@ -10,10 +10,12 @@ from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, at, call, schedule
 from timer_client.subjects import Subjects
+from timer_service.adapters.retrying import RetryingStore
 from timer_service.domain.messages import Command
 from timer_service.domain.timer import TimerState
 from timer_service.observability.metrics import Metrics
-from timer_service.service import Service
+from timer_service.service.purge import PURGE_BATCH
+from timer_service.service.run import Service
 from timer_service.testing import ManualClock, MemoryEventBus
 
 POLL_S = 5.0
@@ -36,6 +38,7 @@ class Rig:
         store: FragileStore | None = None,
         bus: type[RecordingBus] = RecordingBus,
         retention: timedelta | None = None,
+        purge_batch: int = PURGE_BATCH,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -43,7 +46,9 @@ class Rig:
         self.bus = bus(self.broker)
         self.metrics = Metrics()
         self.service = Service(
-            store=self.store,
+            store=RetryingStore(
+                self.store, clock=self.clock, chance=lambda: chance, wrote=self.metrics.wrote
+            ),
             source=self.bus,
             sink=self.bus,
             clock=self.clock,
@@ -54,6 +59,7 @@ class Rig:
             precise_wakeup=precise_wakeup,
             elapsed_s=lambda: self.clock.elapsed_s,
             retention=retention,
+            purge_batch=purge_batch,
         )
 
     async def keep(self, *commands: Command) -> None:

@@ -12,7 +12,7 @@ from tests.support.documents import read
 from tests.support.metrics import families, selectors, series, unknown_names
 from timer_service.observability.metrics import LATENESS_BUCKETS_S
 from timer_service.ports.event_sink import Published
-from timer_service.service import MIN_FREE_BYTES, SILENT_S
+from timer_service.service.health import MIN_FREE_BYTES, SILENT_S
 
 ALERTS = "deploy/prometheus/alerts.yaml"
 DASHBOARD = "deploy/grafana/dashboard.json"

@@ -16,7 +16,7 @@ from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import DueTimer, Outcome, TimerState
 from timer_service.ports.event_sink import Published
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
-from timer_service.service import run_service
+from timer_service.service.run import run_service
 
 
 async def _nothing() -> None:

@@ -1,16 +1,15 @@
 """A batch of commands is kept, acknowledged, and what is no command is set aside."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
 
 from tests.support import messages
-from tests.support.fakes import FragileStore, no_retry
+from tests.support.fakes import FragileStore
 from tests.support.timers import ACME, at, call, scheduled_timer
 from timer_client.subjects import Subjects
-from timer_service.domain.errors import RefusalReason, StoreBusy, StoreFailed
+from timer_service.domain.errors import RefusalReason, StoreFailed
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.command_source import Refusal
 from timer_service.testing import ManualClock, MemoryEventBus
@@ -41,9 +40,7 @@ class Desk:
 
     async def work(self) -> ScheduleReport:
         """Handle the batch at hand."""
-        return await schedule_timers(
-            batch=await self.bus.receive(), store=self.store, clock=self.clock, retry=no_retry
-        )
+        return await schedule_timers(batch=await self.bus.receive(), store=self.store, clock=self.clock)
 
 
 async def test_commands_are_kept_and_acknowledged() -> None:
@@ -178,24 +175,6 @@ async def test_a_lost_acknowledgement_repeats_commands_without_effect() -> None:
     assert desk.bus.pending == {}
 
 
-async def test_a_repeated_step_asks_the_clock_again() -> None:
-    desk = Desk()
-    desk.schedule("order-1", 60)
-    desk.store.fail("apply", StoreBusy("locked"))
-
-    async def retry_a_second_later(step: Callable[[], Awaitable[T]]) -> T:
-        with pytest.raises(StoreBusy):
-            await step()
-        desk.clock.advance(1)
-        return await step()
-
-    await schedule_timers(
-        batch=await desk.bus.receive(), store=desk.store, clock=desk.clock, retry=retry_a_second_later
-    )
-
-    assert desk.store.timers == {(ACME, call("order-1")): scheduled_timer("order-1", 60, registered_s=1)}
-
-
 async def test_letters_wait_while_the_broker_is_away_and_commands_do_not() -> None:
     desk = Desk()
     desk.send_rubbish()
@@ -203,7 +182,7 @@ async def test_letters_wait_while_the_broker_is_away_and_commands_do_not() -> No
     batch = await desk.bus.receive()
     desk.bus.connected = False
 
-    report = await schedule_timers(batch=batch, store=desk.store, clock=desk.clock, retry=no_retry)
+    report = await schedule_timers(batch=batch, store=desk.store, clock=desk.clock)
 
     assert report == ScheduleReport(
         commands=Counter({("ScheduleTimer", Outcome.SCHEDULED): 1}),

@@ -14,14 +14,15 @@ from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
 from tests.support.timers import ACME, at, call, cancel, schedule
-from timer_service import service as service_module
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
-from timer_service.service import LOOK_AGAIN_S, run_service
+from timer_service.service.fire import LOOK_AGAIN_S
+from timer_service.service.purge import PURGE_INTERVAL_S
+from timer_service.service.run import run_service
 from timer_service.testing import START
 from timer_service.testing.clock import TURNS_TO_REST
 from timer_service.timers import Timers
@@ -579,8 +580,7 @@ async def test_it_runs_until_told_to_stop() -> None:
     assert log == [{"event": "service.stopping", "log_level": "info", "grace_s": 10.0}]
 
 
-async def test_told_to_stop_it_finishes_the_batch_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "SHUTDOWN_GRACE_S", 3600)
+async def test_told_to_stop_it_finishes_the_batch_in_hand() -> None:
     rig, stop = Rig(), asyncio.Event()
     await rig.keep(schedule("order-1", 0))
 
@@ -591,7 +591,7 @@ async def test_told_to_stop_it_finishes_the_batch_in_hand(monkeypatch: pytest.Mo
 
     rig.bus.meanwhile = stop_while_the_broker_takes_its_time
     async with asyncio.timeout(PATIENCE_S):
-        await run_service(rig.service, stop)
+        await run_service(rig.service, stop, grace_s=3600)
 
     assert rig.state("order-1") is TimerState.REACHED
 
@@ -616,13 +616,10 @@ class _StuckBus(RecordingBus):
         return []
 
 
-async def test_a_batch_that_never_ends_is_cut_off_after_the_grace_period(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service_module, "SHUTDOWN_GRACE_S", 0.01)
+async def test_a_batch_that_never_ends_is_cut_off_after_the_grace_period() -> None:
     rig, stop = Rig(bus=_StuckBus), asyncio.Event()
     await rig.keep(schedule("order-1", 0))
-    running = asyncio.ensure_future(run_service(rig.service, stop))
+    running = asyncio.ensure_future(run_service(rig.service, stop, grace_s=0.01))
 
     async with asyncio.timeout(PATIENCE_S):
         while not rig.bus.published:
@@ -717,11 +714,8 @@ async def test_the_log_tells_of_a_timer_once_when_it_fails_and_once_when_it_work
 # Retention
 
 
-async def test_old_timers_are_deleted_without_a_pause_until_none_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service_module, "PURGE_BATCH", 10)
-    rig = Rig(retention=timedelta(minutes=10))
+async def test_old_timers_are_deleted_without_a_pause_until_none_is_left() -> None:
+    rig = Rig(retention=timedelta(minutes=10), purge_batch=10)
     await rig.keep(*(cancel(f"order-{number}", number=number) for number in range(35)))
     rig.clock.step_to(at(3600))
 
@@ -730,15 +724,12 @@ async def test_old_timers_are_deleted_without_a_pause_until_none_is_left(
             await rig.clock.until_waits(5)
 
     assert rig.store.timers == {}
-    assert sorted(rig.clock.waits) == [0, 0, 0, POLL_S, service_module.PURGE_INTERVAL_S]
+    assert sorted(rig.clock.waits) == [0, 0, 0, POLL_S, PURGE_INTERVAL_S]
     assert [entry["timers"] for entry in logs if entry["event"] == "timers.purged"] == [35]
 
 
-async def test_other_work_goes_on_between_two_batches_that_are_deleted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service_module, "PURGE_BATCH", 1)
-    rig = Rig(retention=timedelta(minutes=10))
+async def test_other_work_goes_on_between_two_batches_that_are_deleted() -> None:
+    rig = Rig(retention=timedelta(minutes=10), purge_batch=1)
     await rig.keep(*(cancel(f"order-{number}", number=number) for number in range(1000)))
     rig.clock.step_to(at(3600))
     rig.send("due", 0)

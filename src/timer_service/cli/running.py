@@ -26,7 +26,7 @@ from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
 from timer_service.observability.logs import configure_logging
-from timer_service.service import run_service
+from timer_service.service.run import run_service
 from timer_service.waiting import first_critical, first_done, owned
 
 GC_AFTER_OBJECTS: Final = 50_000

@@ -6,7 +6,8 @@ TimerServiceError
 │   ├── StoreFull         no space left; recovers when space returns
 │   ├── TimerFiring       a request came while the timer's event is on its way
 │   ├── TimerOvertaken    newer commands came in while a request was carried out, again and again
-│   └── BusUnavailable    the broker is away
+│   ├── BusUnavailable    the broker is away
+│   └── GivenUp           the service stops before the store took a change
 ├── PermanentError        dead letter, then terminate; never retried
 │   ├── CommandRefused    carries the reason and what is allowed
 │   ├── RequestRefused    a request with a value that the store cannot hold: answered, no letter
@@ -65,6 +66,10 @@ class BusUnavailable(TransientError):
     """The broker is away."""
 
     public = "the broker is away"
+
+
+class GivenUp(TransientError):
+    """The service stops while a change of the store fails again and again."""
 
 
 class PermanentError(TimerServiceError):

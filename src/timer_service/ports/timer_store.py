@@ -1,6 +1,6 @@
 """Where timers are kept, as the core sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -149,4 +149,23 @@ class TimerStore(Protocol):
 
     async def count(self, now: datetime) -> StoreCounts:
         """Count what there is, without holding up anything else."""
+        ...
+
+
+class PatientStore(TimerStore, Protocol):
+    """A timer store that tries a change again and again until it is done; its last resort is GivenUp.
+
+    So `apply`, `purge` and the marks of a claim raise no other TransientError.
+    """
+
+    on_wait: Callable[[], None]
+    """Called after each wait for a store that is unwell: waiting is not being stuck."""
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the store; None where all is well."""
+        ...
+
+    def stop(self) -> None:
+        """From now on raise GivenUp where a change fails."""
         ...

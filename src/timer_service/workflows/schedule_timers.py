@@ -9,7 +9,6 @@ from timer_service.domain.timer import Outcome, nearest_due_at
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandBatch, Refusal
 from timer_service.ports.timer_store import TimerStore
-from timer_service.workflows.retry import Retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +23,11 @@ class ScheduleReport:
     """The earliest due time that this batch set."""
 
 
-async def schedule_timers(
-    *, batch: CommandBatch, store: TimerStore, clock: Clock, retry: Retry
-) -> ScheduleReport:
+async def schedule_timers(*, batch: CommandBatch, store: TimerStore, clock: Clock) -> ScheduleReport:
     """Apply a batch of commands in one transaction, acknowledge it, and set aside what is no command."""
     outcomes: list[Outcome] = []
     if batch.commands:
-        outcomes = await retry(lambda: store.apply(batch.commands, clock.now()))
+        outcomes = await store.apply(batch.commands, clock.now())
         # Acknowledge after the commit: a crash in between repeats the commands, which changes nothing.
         # The other order would lose them.
         await batch.acknowledge()

@@ -1,0 +1,158 @@
+"""A timer store that waits while the store behind it is unwell, and tells of it once."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeVar
+
+import structlog
+
+from timer_service.domain.errors import GivenUp, TransientError
+from timer_service.domain.messages import Command, DueTimeReached, ServiceCallId, TenantId
+from timer_service.domain.timer import DueTimer, Outcome, Timer
+from timer_service.ports.clock import Clock
+from timer_service.ports.timer_store import (
+    NOTHING_HELD_BACK,
+    Claim,
+    Decided,
+    HeldBack,
+    StoreCounts,
+    TimerQuery,
+    TimerStore,
+)
+from timer_service.waiting import Backoff
+
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class RetryingStore:
+    """Repeats changes until the store takes them or the service stops; questions are asked once."""
+
+    def __init__(
+        self,
+        store: TimerStore,
+        *,
+        clock: Clock,
+        chance: Callable[[], float],
+        wrote: Callable[[str, float], None] = lambda _operation, _seconds: None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._wrote = wrote
+        self._stopping = asyncio.Event()
+        self._problems: dict[str, str] = {}
+        """What fails at present, by operation."""
+        self.on_wait: Callable[[], None] = lambda: None
+
+    @property
+    def max_claims(self) -> int:
+        """As many as the store behind can hold."""
+        return self._store.max_claims
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the store; None where all is well."""
+        return next(iter(self._problems.values()), None)
+
+    def stop(self) -> None:
+        """From now on raise GivenUp where a change fails."""
+        self._stopping.set()
+
+    async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
+        """Apply commands, however long it takes; each try after the first is made at its own time."""
+        first = [now]
+
+        async def attempt() -> list[Outcome]:
+            return await self._store.apply(commands, first.pop() if first else self._clock.now())
+
+        return await self.retry("apply", attempt)
+
+    async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
+        """Decide requests; whoever asks is told at once where that fails."""
+        return await self._store.decide(requests, now)
+
+    @asynccontextmanager
+    async def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AsyncIterator[Claim]:
+        """Claim what is due; its marks are repeated."""
+        async with AsyncExitStack() as stack:
+            with self._noting("claim"):
+                claim = await stack.enter_async_context(self._store.claim_due(now, limit, held_back))
+            yield _RetryingClaim(self, claim)
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        """Return the earliest due time later than `after`."""
+        with self._noting("next due time"):
+            return await self._store.next_due_at(after)
+
+    async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
+        """Return one timer."""
+        return await self._store.get(tenant_id, service_call_id)
+
+    async def list_timers(self, query: TimerQuery) -> list[Timer]:
+        """Return a page of one tenant's timers."""
+        return await self._store.list_timers(query)
+
+    async def purge(self, ended_before: datetime, limit: int) -> int:
+        """Delete a batch, however long it takes."""
+        return await self.retry("purge", lambda: self._store.purge(ended_before, limit))
+
+    async def count(self, now: datetime) -> StoreCounts:
+        """Count what there is."""
+        return await self._store.count(now)
+
+    async def retry(self, operation: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the first try that works."""
+        backoff = Backoff(self._chance, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        while True:
+            started = time.perf_counter()
+            try:
+                with self._noting(operation):
+                    result = await step()
+            except TransientError as error:
+                if self._stopping.is_set():
+                    raise GivenUp(f"stopped before {operation} worked: {error}") from error
+                await self._clock.wait(backoff.next_s(), self._stopping)
+                self.on_wait()
+            else:
+                self._wrote(operation, time.perf_counter() - started)
+                return result
+
+    @contextmanager
+    def _noting(self, operation: str) -> Iterator[None]:
+        """Remember what fails, and say once that the store is unwell and once that it is well again."""
+        try:
+            yield
+        except TransientError as error:
+            if not self._problems:
+                log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))
+            self._problems[operation] = str(error)
+            raise
+        if self._problems.pop(operation, None) and not self._problems:
+            log.info("store.recovered")
+
+
+@dataclass(frozen=True, slots=True)
+class _RetryingClaim:
+    _store: RetryingStore
+    _claim: Claim
+
+    @property
+    def timers(self) -> Sequence[DueTimer]:
+        return self._claim.timers
+
+    @property
+    def more(self) -> bool:
+        return self._claim.more
+
+    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+        return await self._store.retry("mark", lambda: self._claim.mark_reached(events))

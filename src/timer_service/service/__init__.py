@@ -1,0 +1,1 @@
+"""The loops around the workflows: the only place that decides when."""

@@ -1,0 +1,208 @@
+"""The loop that fires due timers: it looks and publishes, and marks beside the next look."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Final
+
+from timer_service.domain.errors import BusUnavailable, TransientError
+from timer_service.observability.metrics import Metrics
+from timer_service.observability.work_log import WorkLog
+from timer_service.ports.clock import Clock
+from timer_service.ports.command_source import CommandSource
+from timer_service.ports.event_sink import EventSink
+from timer_service.ports.timer_store import PatientStore
+from timer_service.waiting import Backoff
+from timer_service.workflows.catch_up import CatchUp
+from timer_service.workflows.fire_due_timers import FireReport, next_look, publish_due_timers
+from timer_service.workflows.hold_back import HoldBack
+from timer_service.workflows.schedule_timers import ScheduleReport
+
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
+LOOK_AGAIN_S: Final = 0.02
+"""The pause before another look where timers are due and none of them could be claimed."""
+MIN_UNMARKED: Final = 2
+"""However small a batch is, one timer can be published while another is marked."""
+
+
+class Unmarked:
+    """What is published and not marked yet: together one batch at most, so that a crash repeats no more."""
+
+    def __init__(self, batch_size: int, max_claims: int) -> None:
+        self._batch_size = batch_size
+        self._max_timers = max(batch_size, MIN_UNMARKED)
+        self._max_claims = max_claims
+        self._timers = 0
+        self._claims = 0
+        self._ended = asyncio.Event()
+
+    async def room(self, *, draining: bool) -> int:
+        """Return how many timers the next look may take; wait for marks where there is no room.
+
+        Under a backlog a look takes half of a batch: one half is marked while the other is published.
+        """
+        while self._timers >= self._max_timers or self._claims >= self._max_claims:
+            self._ended.clear()
+            await self._ended.wait()
+        wanted = max(1, self._batch_size // 2) if draining else self._batch_size
+        return min(wanted, self._max_timers - self._timers)
+
+    @contextmanager
+    def claim(self) -> Iterator[Callable[[int], None]]:
+        """Count a claim while the block runs, and as many timers as it says are published."""
+        published = 0
+
+        def count(timers: int) -> None:
+            nonlocal published
+            published += timers
+            self._timers += timers
+
+        self._claims += 1
+        try:
+            yield count
+        finally:
+            self._claims -= 1
+            self._timers -= published
+            self._ended.set()
+
+
+class Firing:
+    """Fires what is due, at the moment at which it is due."""
+
+    def __init__(
+        self,
+        *,
+        store: PatientStore,
+        source: CommandSource,
+        sink: EventSink,
+        clock: Clock,
+        chance: Callable[[], float],
+        poll_interval_s: float,
+        batch_size: int,
+        precise_wakeup: bool,
+        catch_up: timedelta,
+        metrics: Metrics,
+        work_log: WorkLog,
+        looking: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._sink = sink
+        self._clock = clock
+        self._backoff = Backoff(chance, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        self._poll_interval_s = poll_interval_s
+        self._precise_wakeup = precise_wakeup
+        self._metrics = metrics
+        self._work_log = work_log
+        self._looking = looking
+        self._hold_back = HoldBack()
+        self._catch_up = CatchUp(catch_up)
+        self._unmarked = Unmarked(batch_size, store.max_claims)
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._sleeps_until: datetime | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is published, or only little of it."""
+        return self._hold_back.problem
+
+    async def run(self, firings: asyncio.TaskGroup) -> None:
+        """Look and publish until stopped; each batch is a task of the group until it is marked."""
+        draining = False
+        while not self._stopping.is_set():
+            limit = await self._unmarked.room(draining=draining)
+            # Before looking: a timer accepted from here on is either seen by the look or wakes us.
+            self._wake.clear()
+            self._sleeps_until = None
+            self._looking()
+            try:
+                report = await self._look(firings, limit)
+                draining = report.more
+                next_look_at = None if draining else await self._next_look(report)
+            except TransientError:
+                await self._clock.wait(self._backoff.next_s(), self._stopping)
+                continue
+            self._backoff.reset()
+            if not draining:
+                await self._sleep_until(next_look_at)
+            elif not report.confirmed and not report.failed:
+                # What is due is in the hands of requests: asking again at once would keep the store busy.
+                await self._clock.wait(LOOK_AGAIN_S, self._stopping)
+
+    def stop(self) -> None:
+        """End after the batch in hand."""
+        self._stopping.set()
+        self._wake.set()
+
+    def wake_for(self, due_at: datetime) -> None:
+        """Wake the worker where a timer is due before it would look again."""
+        if self._precise_wakeup and (self._sleeps_until is None or due_at < self._sleeps_until):
+            self._wake.set()
+
+    def commands_applied(self, report: ScheduleReport) -> None:
+        """Look for what commands have made due, and for what has waited for them."""
+        if report.nearest_due_at is not None:
+            self.wake_for(report.nearest_due_at)
+        if self._catch_up.is_waiting:
+            self._wake.set()
+
+    async def _look(self, firings: asyncio.TaskGroup, limit: int) -> FireReport:
+        """Publish one batch and return what came of it; its mark may still be under way."""
+        published: asyncio.Future[FireReport] = asyncio.get_running_loop().create_future()
+        # The claim lives in a task of its own: it is left where it was entered.
+        firings.create_task(self._fire_batch(limit, published), name="firing")
+        report = await published
+        if report.disconnected:
+            raise BusUnavailable("the connection was lost")
+        return report
+
+    async def _fire_batch(self, limit: int, published: "asyncio.Future[FireReport]") -> None:
+        """Publish one batch, say so, and mark it."""
+        started = time.perf_counter()
+        try:
+            with self._unmarked.claim() as count:
+                async with publish_due_timers(
+                    store=self._store,
+                    source=self._source,
+                    sink=self._sink,
+                    clock=self._clock,
+                    limit=limit,
+                    hold_back=self._hold_back,
+                    catch_up=self._catch_up,
+                ) as batch:
+                    count(len(batch.report.confirmed))
+                    # Nobody may look while timers that have to fire are hidden in this claim.
+                    if batch.is_whole and not published.done():
+                        published.set_result(batch.report)
+                    report = await batch.mark()
+        except TransientError as error:
+            if not published.done():
+                published.set_exception(error)
+            self._wake.set()  # What could not be marked is due all the same.
+            return
+        if report.marked < len(report.confirmed):
+            self._wake.set()
+        self._metrics.fired(report, time.perf_counter() - started)
+        self._work_log.fired(report)
+        if not published.done():
+            published.set_result(report)
+
+    async def _next_look(self, report: FireReport) -> datetime | None:
+        return await next_look(
+            store=self._store,
+            hold_back=self._hold_back,
+            catch_up=self._catch_up,
+            looked_at=report.looked_at,
+        )
+
+    async def _sleep_until(self, next_look_at: datetime | None) -> None:
+        """Sleep until the next timer is due, a nearer one comes in, or the poll interval is over."""
+        seconds = self._poll_interval_s
+        if self._precise_wakeup and next_look_at is not None:
+            seconds = min(seconds, max(0.0, (next_look_at - self._clock.now()).total_seconds()))
+        self._sleeps_until = next_look_at
+        await self._clock.wait(seconds, self._wake)

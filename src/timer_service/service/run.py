@@ -1,0 +1,139 @@
+"""The whole service: its loops from the start to the stop."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime, timedelta
+from typing import Final
+
+import structlog
+
+from timer_service.observability.metrics import Metrics
+from timer_service.observability.work_log import WorkLog
+from timer_service.ports.clock import Clock
+from timer_service.ports.command_source import CommandSource
+from timer_service.ports.event_sink import EventSink
+from timer_service.ports.health import Health
+from timer_service.ports.timer_store import PatientStore, StoreCounts
+from timer_service.service.consume import Consuming
+from timer_service.service.fire import Firing
+from timer_service.service.health import Watch
+from timer_service.service.purge import PURGE_BATCH, Purging
+from timer_service.waiting import first_done, owned
+
+SHUTDOWN_GRACE_S: Final = 10.0
+"""From the signal to the end: time to finish the batch in hand."""
+CATCH_UP: Final = timedelta(seconds=30)
+
+log = structlog.get_logger(__name__)
+
+
+class Service:
+    """The timer service: a few loops around as many workflows."""
+
+    def __init__(
+        self,
+        *,
+        store: PatientStore,
+        source: CommandSource,
+        sink: EventSink,
+        clock: Clock,
+        chance: Callable[[], float],
+        poll_interval_s: float,
+        batch_size: int,
+        metrics: Metrics,
+        precise_wakeup: bool = True,
+        retention: timedelta | None = None,
+        purge_batch: int = PURGE_BATCH,
+        catch_up: timedelta = CATCH_UP,
+        other_problems: Callable[[], dict[str, str | None]] = dict,
+        elapsed_s: Callable[[], float] = time.monotonic,
+        warnings: Callable[[], dict[str, str]] = dict,
+    ) -> None:
+        self._store = store
+        self._work_log = WorkLog()
+        self._watch = Watch(
+            store=store,
+            source=source,
+            sink=sink,
+            clock=clock,
+            elapsed_s=elapsed_s,
+            metrics=metrics,
+            poll_interval_s=poll_interval_s,
+            problems=lambda: {"publish": self._firing.problem, **other_problems()},
+            warnings=warnings,
+        )
+        self._firing = Firing(
+            store=store,
+            source=source,
+            sink=sink,
+            clock=clock,
+            chance=chance,
+            poll_interval_s=poll_interval_s,
+            batch_size=batch_size,
+            precise_wakeup=precise_wakeup,
+            catch_up=catch_up,
+            metrics=metrics,
+            work_log=self._work_log,
+            looking=self._watch.note_poll,
+        )
+        self._consuming = Consuming(
+            store=store,
+            source=source,
+            clock=clock,
+            metrics=metrics,
+            work_log=self._work_log,
+            applied=self._firing.commands_applied,
+        )
+        self._purging = (
+            Purging(store=store, clock=clock, metrics=metrics, retention=retention, batch_size=purge_batch)
+            if retention is not None
+            else None
+        )
+        store.on_wait = self._watch.note_poll
+
+    async def run(self) -> None:
+        """Run all loops until stopped; the failure of one ends them all."""
+        with closing(self._work_log):
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._consuming.run(), name="consume")
+                loops.create_task(self._firing.run(loops), name="fire")
+                if self._purging is not None:
+                    loops.create_task(self._purging.run(), name="purge")
+
+    def stop(self) -> None:
+        """Ask all loops to end at their next safe point."""
+        for part in (self._store, self._consuming, self._firing, self._purging):
+            if part is not None:
+                part.stop()
+
+    def health(self) -> Health:
+        """Say what is wrong at this moment."""
+        return self._watch.health()
+
+    async def observe(self) -> None:
+        """Bring the gauges up to date; whoever is about to look at them asks for it."""
+        await self._watch.observe()
+
+    def note_counts(self, counts: StoreCounts) -> None:
+        """Learn how much space is left, whoever asked for it."""
+        self._watch.note_counts(counts)
+
+    def wake_for(self, due_at: datetime) -> None:
+        """Wake the worker where a timer is due before it would look again."""
+        self._firing.wake_for(due_at)
+
+
+async def run_service(service: Service, stop: asyncio.Event, grace_s: float = SHUTDOWN_GRACE_S) -> None:
+    """Run until `stop` is set, then give the batch in hand the grace period to finish."""
+    # Past the grace period: what is cut off at the end of this was not acknowledged or not marked, so it is
+    # repeated.
+    async with owned(service.run(), stop.wait()) as (running, stopping):
+        await first_done(running, stopping)
+        if not running.done():
+            log.info("service.stopping", grace_s=grace_s)
+            service.stop()
+            await asyncio.wait({running}, timeout=grace_s)
+        if running.done():
+            running.result()
