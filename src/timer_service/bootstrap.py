@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from timer_client.subjects import Subjects
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
+from timer_service.adapters.nats.bus import NatsBus
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.requests import request_api
 from timer_service.adapters.retrying import RetryingStore
 from timer_service.adapters.system import SystemClock, chance
@@ -35,7 +36,7 @@ class Parts:
     open_store: Callable[[Settings, Callable[[], datetime]], AbstractAsyncContextManager[OpenedStore]] = (
         open_store
     )
-    make_bus: Callable[..., NatsEventBus] = NatsEventBus
+    make_bus: Callable[..., NatsBus] = NatsBus
     """Commands in and events out, over one connection."""
 
 
@@ -56,8 +57,8 @@ async def open_service(
             clock,
             parts.chance,
             opened.store,
-            metrics.connected,
-            metrics.letter_dropped,
+            connected=metrics.connected,
+            letters_dropped=metrics.letter_dropped,
             meet_history=opened.meet_history,
         )
         metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
@@ -86,14 +87,14 @@ def _service(
     settings: Settings,
     parts: Parts,
     store: PatientStore,
-    bus: NatsEventBus,
+    bus: NatsBus,
     clock: GuardedClock,
     metrics: Metrics,
 ) -> Service:
     return Service(
         store=store,
-        source=bus,
-        sink=bus,
+        source=bus.source,
+        sink=bus.sink,
         clock=clock,
         chance=parts.chance,
         poll_interval_s=settings.polling_interval / 1000,
@@ -111,7 +112,7 @@ def _service(
 def _timers(
     instance: str,
     store: TimerStore,
-    bus: NatsEventBus,
+    bus: NatsBus,
     clock: GuardedClock,
     metrics: Metrics,
     service: Service,
@@ -119,7 +120,7 @@ def _timers(
     return Timers(
         instance=instance,
         store=store,
-        source=bus,
+        source=bus.source,
         clock=clock,
         wake_for=service.wake_for,
         accept_clock_step=clock.accept_step,

@@ -1,4 +1,7 @@
-"""Wait for the first of several things: nothing that is started here outlives whoever started it."""
+"""Waits: for the first of several things, for so long at most, and longer from try to try.
+
+Nothing that is started here outlives whoever started it, but for what swallows its cancellation.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -51,6 +54,29 @@ async def unless(over: asyncio.Event, step: Coroutine[Any, Any, T]) -> T:
 async def first_done(*tasks: "asyncio.Task[Any]") -> None:
     """Wait until one of the tasks is done."""
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns, or raise TimeoutError after so many seconds.
+
+    nats-py swallows a cancellation while a full socket holds it up, and `asyncio.timeout` then waits on. Here
+    the wait is outside: what does not end is cancelled and left to end with its connection.
+    """
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(_look)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+    if not task.done():
+        raise TimeoutError
+    return task.result()
+
+
+def _look(task: asyncio.Future[Any]) -> None:
+    """Take the error of a task that nobody waits for any more, so that it is not complained about."""
+    if not task.cancelled():
+        task.exception()
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Each event bus with a view of its broker from the other side: what a tenant sends and sees."""
+"""Each source and sink with a view of their broker from the other side: what a tenant sends and sees."""
 
 import asyncio
 import json
@@ -17,7 +17,8 @@ from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from timer_client.subjects import Subjects
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
+from timer_service.adapters.nats.bus import USUAL_MEANS, NatsBus, NatsMeans
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.domain.messages import EPOCH
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.event_sink import EventSink
@@ -35,15 +36,14 @@ class Stored:
     body: dict[str, Any]
 
 
-class Bus(CommandSource, EventSink, Protocol):
-    """Both sides of a broker."""
-
-
 class Line(Protocol):
-    """A bus, and its broker as others see it."""
+    """A source and a sink, and their broker as others see it."""
 
     @property
-    def bus(self) -> Bus: ...
+    def source(self) -> CommandSource: ...
+
+    @property
+    def sink(self) -> EventSink: ...
 
     @property
     def prefix(self) -> str: ...
@@ -119,7 +119,9 @@ class MemoryLine:
     stream = "TIMER_COMMANDS"
 
     def __init__(self, clock: ManualClock) -> None:
-        self.bus = MemoryEventBus(clock, Subjects(self.prefix), batch_size=BATCH_SIZE)
+        self.bus = self.source = self.sink = MemoryEventBus(
+            clock, Subjects(self.prefix), batch_size=BATCH_SIZE
+        )
 
     async def stream_created_us(self) -> int:
         return self.bus.stream_created_us
@@ -172,10 +174,10 @@ class MemoryLine:
 class NatsLine:
     """The bus on a real nats-server, behind a wire that can be cut."""
 
-    def __init__(
-        self, bus: NatsEventBus, prefix: str, client: Client, wire: Wire, dropped: list[int]
-    ) -> None:
+    def __init__(self, bus: NatsBus, prefix: str, client: Client, wire: Wire, dropped: list[int]) -> None:
         self.bus = bus
+        self.source = bus.source
+        self.sink = bus.sink
         self.client = client
         self.dropped = dropped
         """One entry for each letter that was dropped."""
@@ -194,7 +196,7 @@ class NatsLine:
 
     async def until_at_hand(self, count: int) -> None:
         async def delivered() -> bool:
-            return len(self.bus._buffer) == count
+            return len(self.bus.inbox.buffer) == count
 
         await until(delivered, f"{count} messages to be delivered")
 
@@ -254,7 +256,7 @@ class NatsLine:
 
         async def made_anew() -> bool:
             try:
-                return await self.stream_created_us() > before and self.bus.problem is None
+                return await self.stream_created_us() > before and self.source.problem is None
             except NotFoundError:
                 return False
 
@@ -269,7 +271,7 @@ class NatsLine:
 
     async def until_connected(self) -> None:
         async def connected() -> bool:
-            return self.bus.problem is None
+            return self.source.problem is None
 
         await until(connected, "the bus to be connected")
 
@@ -288,6 +290,7 @@ async def nats_line(
     clock: ManualClock,
     ack_wait_s: float,
     batch_size: int = BATCH_SIZE,
+    means: NatsMeans = USUAL_MEANS,
 ) -> AsyncIterator[Line]:
     server = broker()
     wire = Wire(server.port)
@@ -301,8 +304,13 @@ async def nats_line(
     )
     try:
         dropped: list[int] = []
-        bus = NatsEventBus(
-            options, clock, lambda: 0.5, MemoryTimerStore(), letters_dropped=lambda: dropped.append(1)
+        bus = NatsBus(
+            options,
+            clock,
+            lambda: 0.5,
+            MemoryTimerStore(),
+            letters_dropped=lambda: dropped.append(1),
+            means=means,
         )
         async with bus.running():
             line = NatsLine(bus, prefix, client, wire, dropped)

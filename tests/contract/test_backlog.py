@@ -17,10 +17,10 @@ from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client import wire
-from timer_client.subjects import Subjects
 from timer_service.adapters.nats.backlog import BacklogQuestions
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
-from timer_service.adapters.nats.tolerant_client import Outgoing
+from timer_service.adapters.nats.bus import NatsBus
+from timer_service.adapters.nats.client import Outgoing
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
 from timer_service.ports.command_source import Backlog, CommandBatch
@@ -38,19 +38,19 @@ async def send(line: Line, tenant: str, kind: str = "ScheduleTimer") -> int:
 
 async def receive(line: Line) -> CommandBatch:
     async with asyncio.timeout(PATIENCE_S):
-        return await line.bus.receive()
+        return await line.source.receive()
 
 
 async def until_told(line: Line, tenants: set[TenantId]) -> Backlog:
     async def so() -> bool:
-        return (await line.bus.backlog({})).tenants == frozenset(tenants)
+        return (await line.source.backlog({})).tenants == frozenset(tenants)
 
     await until(so, f"commands of {tenants} to wait")
-    return await line.bus.backlog({})
+    return await line.source.backlog({})
 
 
 async def test_nobody_has_commands_waiting_at_first(line: Line) -> None:
-    told = await line.bus.backlog({})
+    told = await line.source.backlog({})
 
     assert (told.tenants, told.last_sequence, told.handled_sequence) == (frozenset(), 0, 0)
 
@@ -59,7 +59,7 @@ async def test_a_command_waits_from_the_moment_at_which_it_is_stored(line: Line)
     first = await send(line, ACME)
     last = await send(line, GLOBEX, "CancelTimer")
 
-    told = await line.bus.backlog({})
+    told = await line.source.backlog({})
 
     assert told.tenants == frozenset({ACME, GLOBEX})
     assert (told.first_sequence, told.last_sequence) == (first, last)
@@ -68,7 +68,7 @@ async def test_a_command_waits_from_the_moment_at_which_it_is_stored(line: Line)
 async def test_a_command_that_was_received_waits_until_it_is_acknowledged(line: Line) -> None:
     await send(line, ACME)
     batch = await receive(line)
-    before = await line.bus.backlog({})
+    before = await line.source.backlog({})
 
     await batch.acknowledge()
 
@@ -81,7 +81,7 @@ async def test_a_command_that_was_received_waits_until_it_is_acknowledged(line: 
 async def test_a_refused_message_waits_until_its_letter_is_written(line: Line) -> None:
     await line.send(f"{line.prefix}.commands.acme.ScheduleTimer", b"rubbish")
     batch = await receive(line)
-    before = await line.bus.backlog({})
+    before = await line.source.backlog({})
 
     await batch.dead_letter()
 
@@ -93,7 +93,7 @@ async def test_a_refused_message_waits_until_its_letter_is_written(line: Line) -
 async def test_a_message_that_can_only_be_refused_is_no_command_of_its_tenant(line: Line, tail: str) -> None:
     await line.send(f"{line.prefix}.commands.{tail}", b"rubbish")
 
-    assert (await line.bus.backlog({})).tenants == frozenset()
+    assert (await line.source.backlog({})).tenants == frozenset()
 
 
 async def test_a_tenant_is_asked_about_by_name(line: Line) -> None:
@@ -102,7 +102,7 @@ async def test_a_tenant_is_asked_about_by_name(line: Line) -> None:
     second = await send(line, ACME, "CancelTimer")
 
     asked = {
-        name: (await line.bus.backlog(beyond)).oldest
+        name: (await line.source.backlog(beyond)).oldest
         for name, beyond in {
             "from the start": {ACME: 0},
             "beyond the first": {ACME: first},
@@ -123,7 +123,7 @@ async def test_questions_at_the_same_time_get_their_own_answers(line: Line) -> N
     first, second = await send(line, ACME), await send(line, GLOBEX)
 
     answers = await asyncio.gather(
-        *(line.bus.backlog({tenant: 0}) for tenant in (ACME, GLOBEX) for _ in range(10))
+        *(line.source.backlog({tenant: 0}) for tenant in (ACME, GLOBEX) for _ in range(10))
     )
 
     assert [answer.oldest for answer in answers] == [{ACME: first}] * 10 + [{GLOBEX: second}] * 10
@@ -131,11 +131,11 @@ async def test_questions_at_the_same_time_get_their_own_answers(line: Line) -> N
 
 async def test_a_stream_that_was_made_anew_has_another_name(line: Line) -> None:
     await send(line, ACME)
-    before = await line.bus.backlog({})
+    before = await line.source.backlog({})
 
     await line.recreate_commands()
 
-    after = await line.bus.backlog({})
+    after = await line.source.backlog({})
     assert before.stream != after.stream
     assert (after.tenants, after.last_sequence) == (frozenset(), 0)
 
@@ -145,7 +145,7 @@ async def test_asking_without_a_broker_says_so(line: Line) -> None:
 
     async def refused() -> bool:
         try:
-            await line.bus.backlog({})
+            await line.source.backlog({})
         except BusUnavailable:
             return True
         return False
@@ -156,9 +156,9 @@ async def test_asking_without_a_broker_says_so(line: Line) -> None:
 # What only NATS has
 
 
-async def _connected(bus: NatsEventBus) -> None:
+async def _connected(bus: NatsBus) -> None:
     async def connected() -> bool:
-        return bus.problem is None
+        return bus.source.problem is None
 
     await until(connected, "the bus to be connected")
 
@@ -170,7 +170,7 @@ async def test_however_many_subjects_a_tenant_makes_up_the_answer_does_not_grow(
     options = NatsOptions(connect={"servers": [shared_broker.url]}, prefix=prefix, batch_size=BATCH_SIZE)
     sizes: list[int] = []
     try:
-        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        bus = NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
         async with bus.running():
             await _connected(bus)
             for _ in range(2):
@@ -180,7 +180,7 @@ async def test_however_many_subjects_a_tenant_makes_up_the_answer_does_not_grow(
                 stream = f"{prefix.upper()}_COMMANDS"
                 asked = json.dumps({"subjects_filter": f"{prefix}.commands.*.ScheduleTimer"}).encode()
                 sizes.append(len((await client.request(f"$JS.API.STREAM.INFO.{stream}", asked)).data))
-                assert (await bus.backlog({})).tenants == frozenset()
+                assert (await bus.source.backlog({})).tenants == frozenset()
     finally:
         await client.close()
 
@@ -199,13 +199,13 @@ async def test_where_commands_stay_although_they_are_applied_nobody_is_said_to_h
         jetstream = client.jetstream()
         await jetstream.add_stream(name=stream, subjects=[f"{prefix}.commands.>"], retention=retention)
         await jetstream.add_consumer(stream, durable_name="audit")
-        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        bus = NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
         async with bus.running():
             await _connected(bus)
             await jetstream.publish(subject, messages.encode(messages.schedule(ACME, "order-1", at(60))))
-            await (await bus.receive()).acknowledge()
+            await (await bus.source.receive()).acknowledge()
 
-            told = await bus.backlog({ACME: 0})
+            told = await bus.source.backlog({ACME: 0})
     finally:
         await client.close()
 
@@ -245,8 +245,8 @@ class _AnsweringClient:
 
 
 async def _questions(client: _AnsweringClient) -> BacklogQuestions:
-    questions = BacklogQuestions(client, "$JS.API", "TIMER_COMMANDS", Subjects("timer"))  # type: ignore[arg-type]
-    await questions.start()
+    questions = BacklogQuestions(NatsOptions(connect={}))
+    await questions.start(client)  # type: ignore[arg-type]
     return questions
 
 
@@ -291,11 +291,11 @@ async def test_without_the_right_to_read_messages_it_asks_the_rest_and_tries_no_
     server = NatsServer(tmp_path, everybody).start()
     options = NatsOptions(connect={"servers": [server.url]}, batch_size=BATCH_SIZE)
     try:
-        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        bus = NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
         with capture_logs() as log:
             async with bus.running():
                 await _connected(bus)
-                told = [await bus.backlog({ACME: 0}) for _ in range(3)]
+                told = [await bus.source.backlog({ACME: 0}) for _ in range(3)]
     finally:
         server.stop()
 
@@ -310,7 +310,7 @@ async def test_it_asks_in_the_domain_and_below_the_prefix(tmp_path: Path) -> Non
     )
     client = await nats.connect(server.url)
     try:
-        bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+        bus = NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
         async with bus.running():
             await _connected(bus)
             body = messages.encode(messages.schedule(ACME, "order-1", at(60)))
@@ -318,7 +318,7 @@ async def test_it_asks_in_the_domain_and_below_the_prefix(tmp_path: Path) -> Non
                 "eu.timer.commands.acme.ScheduleTimer", body
             )
 
-            told = await bus.backlog({ACME: 0})
+            told = await bus.source.backlog({ACME: 0})
     finally:
         await client.close()
         server.stop()

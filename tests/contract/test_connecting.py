@@ -11,8 +11,9 @@ import pytest
 from tests.contract.buses import until
 from tests.support.broker import NatsServer
 from tests.support.proxy import Wire
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
+from timer_service.adapters.nats.bus import NatsBus
 from timer_service.adapters.nats.connecting import is_refusal, learnt_options
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.testing import ManualClock, MemoryTimerStore
 
 DEAD = 20
@@ -90,10 +91,10 @@ async def silent() -> AsyncIterator[SilentServers]:
 
 
 @asynccontextmanager
-async def bus_over(wire: Wire, prefix: str) -> AsyncIterator[NatsEventBus]:
+async def bus_over(wire: Wire, prefix: str) -> AsyncIterator[NatsBus]:
     await wire.mend()
     options = NatsOptions(connect={"servers": [f"nats://127.0.0.1:{wire.port}"]}, prefix=prefix)
-    bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+    bus = NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
     try:
         async with bus.running():
             await until_connected(bus)
@@ -102,16 +103,16 @@ async def bus_over(wire: Wire, prefix: str) -> AsyncIterator[NatsEventBus]:
         await wire.cut()
 
 
-async def until_connected(bus: NatsEventBus) -> None:
+async def until_connected(bus: NatsBus) -> None:
     async def connected() -> bool:
-        return bus.problem is None
+        return bus.source.problem is None
 
     await until(connected, "the bus to be connected")
 
 
-async def until_away(bus: NatsEventBus) -> None:
+async def until_away(bus: NatsBus) -> None:
     async def away() -> bool:
-        return bus.problem is not None
+        return bus.source.problem is not None
 
     await until(away, "the bus to notice that the broker is away")
 
@@ -174,7 +175,7 @@ async def test_only_what_the_last_session_told_of_is_remembered(
             await wire.reset()
             await until_away(bus)
             await until_connected(bus)
-            learnt.append(sorted(bus._connector.learnt))
+            learnt.append(sorted(bus.session.connector.learnt))
 
     assert learnt == [["nats://10.0.0.1:4222", "nats://10.0.0.2:4222"], ["nats://10.0.0.3:4222"], []]
 
@@ -214,7 +215,7 @@ async def test_a_busy_broker_that_had_no_time_to_let_us_in_is_asked_again(
 ) -> None:
     wire = BusyWire(shared_broker.port, busy_for=2)
     async with bus_over(wire, prefix) as bus:
-        assert bus.problem is None
+        assert bus.source.problem is None
 
     assert wire.busy_for == 0
 

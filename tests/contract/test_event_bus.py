@@ -1,4 +1,4 @@
-"""What every event bus promises; ports/command_source.py and event_sink.py say it in words."""
+"""What every command source and event sink promises; their ports say it in words."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ async def send_rubbish(line: Line, body: bytes = b"rubbish", tail: str = "acme.S
 
 async def receive(line: Line) -> CommandBatch:
     async with asyncio.timeout(PATIENCE_S):
-        return await line.bus.receive()
+        return await line.source.receive()
 
 
 async def receive_commands(line: Line, count: int) -> list[CommandBatch]:
@@ -56,7 +56,7 @@ async def consuming(line: Line) -> AsyncIterator[list[CommandBatch]]:
 
     async def consume() -> None:
         while True:
-            batch = await line.bus.receive()
+            batch = await line.source.receive()
             await batch.acknowledge()
             await batch.dead_letter()
             batches.append(batch)
@@ -429,7 +429,7 @@ async def test_published_events_are_confirmed_and_stored_in_order_under_their_id
         reached("order-2", 1, reached_s=2, generation=7),
     ]
 
-    results = await line.bus.publish(events)
+    results = await line.sink.publish(events)
 
     assert results == [CONFIRMED] * 3
     assert await line.events() == [stored(line, event) for event in events]
@@ -437,7 +437,7 @@ async def test_published_events_are_confirmed_and_stored_in_order_under_their_id
 
 async def test_publishing_nothing_is_over_at_once(line: Line) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        results = await line.bus.publish([])
+        results = await line.sink.publish([])
 
     assert results == []
     assert await line.events() == []
@@ -445,9 +445,9 @@ async def test_publishing_nothing_is_over_at_once(line: Line) -> None:
 
 async def test_a_firing_published_again_is_confirmed_and_stored_once(line: Line) -> None:
     first, again = reached("order-1", 1, reached_s=2), reached("order-1", 1, reached_s=9)
-    await line.bus.publish([first])
+    await line.sink.publish([first])
 
-    results = await line.bus.publish([again, reached("order-2", 1)])
+    results = await line.sink.publish([again, reached("order-2", 1)])
 
     assert results == [CONFIRMED] * 2
     assert await line.events() == [stored(line, first), stored(line, reached("order-2", 1))]
@@ -456,7 +456,7 @@ async def test_a_firing_published_again_is_confirmed_and_stored_once(line: Line)
 async def test_one_firing_twice_in_a_batch_is_stored_once(line: Line) -> None:
     event = reached("order-1", 1)
 
-    results = await line.bus.publish([event, event])
+    results = await line.sink.publish([event, event])
 
     assert results == [CONFIRMED] * 2
     assert await line.events() == [stored(line, event)]
@@ -465,7 +465,7 @@ async def test_one_firing_twice_in_a_batch_is_stored_once(line: Line) -> None:
 async def test_a_batch_larger_than_any_buffer_is_confirmed_whole(line: Line) -> None:
     events = [reached(f"order-{n:04}", 1) for n in range(500)]
 
-    results = await line.bus.publish(events)
+    results = await line.sink.publish(events)
 
     assert results == [CONFIRMED] * 500
     assert [event.message_id for event in await line.events()] == [str(event.id) for event in events]
@@ -475,7 +475,7 @@ async def test_events_at_the_ends_of_time_are_stored(line: Line) -> None:
     ends = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)]
     events = [DueTimeReached(ACME, call("order-1"), due_at, at(0), 1, None) for due_at in ends]
 
-    results = await line.bus.publish(events)
+    results = await line.sink.publish(events)
 
     assert results == [CONFIRMED] * 2
     assert [event.body["payload"]["dueAt"] for event in await line.events()] == [
@@ -487,7 +487,7 @@ async def test_events_at_the_ends_of_time_are_stored(line: Line) -> None:
 async def test_a_full_event_stream_is_told_apart_from_an_event_that_is_rejected(line: Line) -> None:
     await line.fill_events()
 
-    [result] = await line.bus.publish([reached("a", 1)])
+    [result] = await line.sink.publish([reached("a", 1)])
 
     assert result.outcome is Published.STREAM_REFUSED
     assert "maximum" in result.detail
@@ -498,7 +498,7 @@ async def test_a_rejected_event_does_not_stop_the_others(line: Line) -> None:
     await line.reject("globex")
     events = [reached("a", 1), reached("b", 1, tenant=GLOBEX), reached("c", 1, tenant="initech")]
 
-    results = await line.bus.publish(events)
+    results = await line.sink.publish(events)
 
     assert [result.outcome for result in results] == [
         Published.CONFIRMED,
@@ -514,7 +514,7 @@ async def test_rejected_events_do_not_delay_commands(line: Line) -> None:
     sent = [f"order-{n}" for n in range(5)]
 
     for name in sent:
-        await line.bus.publish([reached("b", 1, tenant=GLOBEX)])
+        await line.sink.publish([reached("b", 1, tenant=GLOBEX)])
         await send_schedule(line, name)
     batches = await receive_commands(line, len(sent))
 
@@ -530,7 +530,7 @@ async def until_away(line: Line) -> None:
 
     async def away() -> bool:
         try:
-            results = await line.bus.publish([reached("probe", 1)])
+            results = await line.sink.publish([reached("probe", 1)])
         except BusUnavailable:
             return True
         assert {result.outcome for result in results} == {Published.DISCONNECTED}
@@ -544,7 +544,7 @@ async def test_without_a_broker_publishing_says_so_and_sends_nothing(line: Line)
     await until_away(line)
 
     with pytest.raises(BusUnavailable):
-        await line.bus.publish([reached("order-1", 1)])
+        await line.sink.publish([reached("order-1", 1)])
 
     await line.mend()
     assert await line.events() == []
@@ -555,7 +555,7 @@ async def test_publishing_works_again_once_the_broker_is_back(line: Line) -> Non
     await until_away(line)
     await line.mend()
 
-    results = await line.bus.publish([reached("order-1", 1)])
+    results = await line.sink.publish([reached("order-1", 1)])
 
     assert results == [CONFIRMED]
     assert await line.events() == [stored(line, reached("order-1", 1))]
@@ -599,7 +599,7 @@ async def test_acknowledging_while_the_broker_is_away_does_no_harm(impatient_lin
 
 
 async def test_a_cancelled_receive_takes_nothing_with_it(line: Line) -> None:
-    receiving = asyncio.ensure_future(line.bus.receive())
+    receiving = asyncio.ensure_future(line.source.receive())
     await asyncio.sleep(0)
     receiving.cancel()
     await asyncio.gather(receiving, return_exceptions=True)
@@ -620,7 +620,7 @@ async def test_receiving_can_be_cancelled_at_any_moment_without_a_loss(line: Lin
         attempt = 0
         while len(names(batches)) < len(sent):
             attempt += 1
-            receiving = asyncio.ensure_future(line.bus.receive())
+            receiving = asyncio.ensure_future(line.source.receive())
             for _ in range(attempt % 5):
                 await asyncio.sleep(0)
             receiving.cancel()

@@ -15,7 +15,8 @@ from tests.support import messages
 from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, at, call
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
+from timer_service.adapters.nats.bus import NatsBus
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import TimerState
 from timer_service.ports.command_source import CommandBatch
@@ -32,9 +33,9 @@ class Site:
         self.clock = ManualClock()
         self.bus = self._bus()
 
-    def _bus(self) -> NatsEventBus:
+    def _bus(self) -> NatsBus:
         options = NatsOptions(connect={"servers": [self.server.url]}, ack_wait_s=2.0)
-        return NatsEventBus(options, self.clock, lambda: 0.5, self.store)
+        return NatsBus(options, self.clock, lambda: 0.5, self.store)
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -46,7 +47,7 @@ class Site:
 
     async def until_connected(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while self.bus.problem is not None:
+            while self.bus.source.problem is not None:
                 await asyncio.sleep(0.01)
 
     async def until_noticed(self) -> None:
@@ -72,7 +73,7 @@ class Site:
     async def receive(self, *, acknowledge: bool = True) -> tuple[CommandBatch, list[Position]]:
         """Receive one batch, apply it, and say where its commands stand."""
         async with asyncio.timeout(PATIENCE_S):
-            batch = await self.bus.receive()
+            batch = await self.bus.source.receive()
         await self.apply(*batch.commands)
         if acknowledge:
             await batch.acknowledge()
@@ -229,12 +230,12 @@ async def test_what_the_broker_has_lost_is_not_acknowledged_in_the_place_of_what
 async def test_a_request_after_the_loss_counts_as_newer_than_all_that_was_applied(site: Site) -> None:
     async with site.connected():
         await keep_going(site)
-        before = await site.bus.last_position()
+        before = await site.bus.source.last_position()
 
         site.server.lose_tail()
         await site.until_noticed()
         await site.until_connected()  # It is noticed while the session is still being prepared.
-        after = await site.bus.last_position()
+        after = await site.bus.source.last_position()
 
     assert after > before
     assert after.sequence == 1

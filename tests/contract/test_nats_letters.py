@@ -8,23 +8,29 @@ from nats.aio.msg import Msg
 from tests.contract.buses import BATCH_SIZE, NatsLine, nats_line, until
 from tests.contract.test_event_bus import consuming, names, send_rubbish, send_schedule, until_unfinished
 from tests.support.broker import NatsServer
-from timer_service.adapters.nats import letters, publisher
+from timer_service.adapters.nats.bus import USUAL_MEANS, NatsMeans
+from timer_service.adapters.nats.letters import LetterLimits
 from timer_service.testing import ManualClock
 
 
 @pytest.fixture
-async def nats(shared_broker: NatsServer, prefix: str, clock: ManualClock) -> AsyncIterator[NatsLine]:
-    async with nats_line(lambda: shared_broker, prefix, clock, 60.0) as opened:
+async def nats(
+    request: pytest.FixtureRequest, shared_broker: NatsServer, prefix: str, clock: ManualClock
+) -> AsyncIterator[NatsLine]:
+    means: NatsMeans = getattr(request, "param", USUAL_MEANS)
+    async with nats_line(lambda: shared_broker, prefix, clock, 60.0, means=means) as opened:
         assert isinstance(opened, NatsLine)
         yield opened
 
 
-async def test_a_silent_letter_stream_delays_no_command(
-    nats: NatsLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def limited(**limits: int) -> pytest.MarkDecorator:
+    means = NatsMeans(letter_limits=LetterLimits(**limits), confirm_timeout_s=600.0)
+    return pytest.mark.parametrize("nats", [means], indirect=True, ids=["limited"])
+
+
+@limited(max_queued=BATCH_SIZE)
+async def test_a_silent_letter_stream_delays_no_command(nats: NatsLine) -> None:
     """A bus that waited for letters anywhere would wait for ten minutes here."""
-    monkeypatch.setattr(publisher, "CONFIRM_TIMEOUT_S", 600.0)
-    monkeypatch.setattr(letters, "MAX_QUEUED", BATCH_SIZE)
     await nats.set_letters(no_ack=True)
     sent = []
     for number in range(5):
@@ -41,10 +47,8 @@ async def test_a_silent_letter_stream_delays_no_command(
         await until(all_here, "all commands")
 
 
-async def test_beyond_the_bound_letters_are_dropped_and_counted_and_the_rest_is_kept(
-    nats: NatsLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(letters, "MAX_PARKED", 5)
+@limited(max_parked=5)
+async def test_beyond_the_bound_letters_are_dropped_and_counted_and_the_rest_is_kept(nats: NatsLine) -> None:
     await nats.fill_letters()
     bad = [await send_rubbish(nats) for _ in range(3 * BATCH_SIZE)]
 
@@ -66,11 +70,8 @@ async def test_beyond_the_bound_letters_are_dropped_and_counted_and_the_rest_is_
     assert "25 were dropped" in problem
 
 
-async def test_a_flood_of_garbage_drops_nothing_while_letters_are_written(
-    nats: NatsLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(letters, "MAX_PARKED", 1)
-    monkeypatch.setattr(letters, "MAX_QUEUED", 2)
+@limited(max_parked=1, max_queued=2)
+async def test_a_flood_of_garbage_drops_nothing_while_letters_are_written(nats: NatsLine) -> None:
     bad = [await send_rubbish(nats) for _ in range(5 * BATCH_SIZE)]
 
     async with consuming(nats):

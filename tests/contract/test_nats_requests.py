@@ -21,8 +21,8 @@ from tests.support.timers import at, scheduled_timer
 from timer_client import OperatorClient, wire
 from timer_client.subjects import Subjects
 from timer_service.adapters.endpoints import BUSY
+from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.requests import RequestApi, request_api
-from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.domain.admission import (
     MAX_UNDER_WAY,
     MAX_UNDER_WAY_OF_TENANT,

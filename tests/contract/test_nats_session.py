@@ -3,10 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import nats
 import pytest
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
 from structlog.testing import capture_logs
 
 from tests.contract.buses import until
@@ -15,10 +19,10 @@ from tests.support.broker import NatsServer
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from tests.support.timers import reached
-from timer_service.adapters.nats import bus as bus_module
-from timer_service.adapters.nats import connecting
-from timer_service.adapters.nats.bus import NatsEventBus, NatsOptions
-from timer_service.adapters.nats.streams import Streams, ensure_streams
+from timer_service.adapters.nats.bus import USUAL_MEANS, NatsBus, NatsMeans
+from timer_service.adapters.nats.client import TolerantClient
+from timer_service.adapters.nats.options import NatsOptions
+from timer_service.adapters.nats.session import SessionMeans
 from timer_service.domain.errors import StoreBusy
 from timer_service.testing import ManualClock, MemoryTimerStore
 
@@ -41,6 +45,37 @@ class StoppedWire(Wire):
         raise ConnectionResetError("one side has gone")
 
 
+class Desk:
+    """A bus whose questions for streams fail as long as a test has an error for them."""
+
+    def __init__(self, server: str, prefix: str, session: SessionMeans) -> None:
+        self.error: Exception | None = None
+        self.failed = 0
+        means = NatsMeans(session=replace(session, make_client=self._make_client))
+        self.bus = new_bus(server, prefix, means)
+
+    def _make_client(self) -> TolerantClient:
+        desk = self
+
+        class _Context(JetStreamContext):
+            async def stream_info(self, name: str, subjects_filter: str | None = None) -> StreamInfo:
+                if desk.error is not None:
+                    desk.failed += 1
+                    raise desk.error
+                return await super().stream_info(name, subjects_filter)
+
+        class _Client(TolerantClient):
+            def jetstream(self, **options: Any) -> JetStreamContext:
+                return _Context(self, **options)
+
+        return _Client()
+
+
+def new_bus(server: str, prefix: str, means: NatsMeans = USUAL_MEANS) -> NatsBus:
+    options = NatsOptions(connect={"servers": [server]}, prefix=prefix)
+    return NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore(), means=means)
+
+
 @pytest.fixture
 async def wire(shared_broker: NatsServer) -> AsyncIterator[StoppedWire]:
     made = StoppedWire(shared_broker.port)
@@ -49,27 +84,25 @@ async def wire(shared_broker: NatsServer) -> AsyncIterator[StoppedWire]:
     await made.cut()
 
 
-async def until_connected(bus: NatsEventBus) -> None:
+async def until_connected(bus: NatsBus) -> None:
     async def connected() -> bool:
-        return bus.problem is None
+        return bus.source.problem is None
 
     await until(connected, "the bus to be connected")
 
 
 async def test_a_connection_on_which_nothing_passes_is_given_up_by_the_watch(
-    wire: StoppedWire, prefix: str, monkeypatch: pytest.MonkeyPatch
+    wire: StoppedWire, prefix: str
 ) -> None:
     """Without the client's own pings: the watch must notice by itself."""
-    monkeypatch.setattr(connecting, "PING_INTERVAL_S", 3_600)
-    monkeypatch.setattr(bus_module, "ANSWER_TIMEOUT_S", 1)
-    options = NatsOptions(connect={"servers": [f"nats://127.0.0.1:{wire.port}"]}, prefix=prefix)
-    bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+    means = NatsMeans(session=SessionMeans(ping_interval_s=3_600, answer_timeout_s=1))
+    bus = new_bus(f"nats://127.0.0.1:{wire.port}", prefix, means)
 
     async def connected() -> bool:
-        return bus.problem is None
+        return bus.source.problem is None
 
     async def away() -> bool:
-        return bus.problem is not None
+        return bus.source.problem is not None
 
     async with bus.running():
         await until(connected, "the bus to be connected")
@@ -91,7 +124,7 @@ async def test_the_store_agrees_to_the_history_before_requests_are_answered(
             raise StoreBusy("not yet")
 
     serving = asyncio.Event()
-    bus = NatsEventBus(
+    bus = NatsBus(
         options, ManualClock(), lambda: 0.5, MemoryTimerStore(), connected=serving.set, meet_history=meet
     )
     client = await nats.connect(shared_broker.url)
@@ -113,50 +146,38 @@ async def test_the_store_agrees_to_the_history_before_requests_are_answered(
 
 
 async def test_a_look_at_the_streams_that_fails_ends_no_session_on_which_messages_pass(
-    shared_broker: NatsServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+    shared_broker: NatsServer, prefix: str
 ) -> None:
-    monkeypatch.setattr(bus_module, "LOOK_INTERVAL_S", 0.0)
-    monkeypatch.setattr(bus_module, "WATCH_INTERVAL_S", 0.001)
-    options = NatsOptions(connect={"servers": [shared_broker.url]}, prefix=prefix)
-    bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
-    looks: list[str] = []
-
-    async def no_answer(*_: object, **__: object) -> Streams:
-        looks.append("vain")
-        raise TimeoutError
+    desk = Desk(shared_broker.url, prefix, SessionMeans(look_interval_s=0.0, watch_interval_s=0.001))
 
     async def looked() -> bool:
-        return len(looks) >= 3
+        return desk.failed >= 3
 
     with capture_logs() as log:
-        async with bus.running():
-            await until_connected(bus)
-            monkeypatch.setattr(bus_module, "ensure_streams", no_answer)
+        async with desk.bus.running():
+            await until_connected(desk.bus)
+            desk.error = TimeoutError()
             await until(looked, "three looks in vain")
 
     assert [line["event"] for line in log] == ["broker.connected"]
 
 
 async def test_a_missing_stream_that_cannot_be_made_is_an_outage(
-    shared_broker: NatsServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+    shared_broker: NatsServer, prefix: str
 ) -> None:
-    monkeypatch.setattr(bus_module, "WATCH_INTERVAL_S", 0.001)
-    options = NatsOptions(connect={"servers": [shared_broker.url]}, prefix=prefix)
-    bus = NatsEventBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
+    desk = Desk(shared_broker.url, prefix, SessionMeans(watch_interval_s=0.001))
+    bus = desk.bus
     client = await nats.connect(shared_broker.url)
 
-    async def forbidden(*_: object, **__: object) -> Streams:
-        raise NatsError("the stream cannot be made")
-
     async def away() -> bool:
-        return bus.problem == "the stream cannot be made"
+        return bus.source.problem == "the stream cannot be made"
 
     async with bus.running():
         await until_connected(bus)
-        monkeypatch.setattr(bus_module, "ensure_streams", forbidden)
+        desk.error = NatsError("the stream cannot be made")
         await client.jetstream().delete_stream(f"{prefix.upper()}_EVENTS")
-        await bus.publish([reached("order-1", 0)])
+        await bus.sink.publish([reached("order-1", 0)])
         await until(away, "the bus to say why")
-        monkeypatch.setattr(bus_module, "ensure_streams", ensure_streams)
+        desk.error = None
         await until_connected(bus)
     await client.close()

@@ -22,10 +22,11 @@ from nats.js.api import (
 
 from tests.contract.buses import NatsLine, nats_line, until
 from tests.support.broker import NatsServer
-from timer_client.subjects import StreamNames, Subjects
-from timer_service.adapters.nats import bus as bus_module
-from timer_service.adapters.nats.stream_rules import COMMANDS, EVENTS, LETTERS, broken_promises
-from timer_service.adapters.nats.streams import Streams, ensure_streams
+from timer_service.adapters.nats.bus import NatsMeans
+from timer_service.adapters.nats.options import NatsOptions
+from timer_service.adapters.nats.session import SessionMeans
+from timer_service.adapters.nats.stream_rules import COMMANDS, EVENTS, LETTERS, Finding, broken_promises
+from timer_service.adapters.nats.streams import ensure_stream, wanted_streams
 from timer_service.testing import ManualClock
 
 DAY_S = 86_400.0
@@ -46,10 +47,9 @@ async def line(shared_broker: NatsServer, prefix: str, clock: ManualClock) -> As
         yield opened
 
 
-async def ensured(jetstream: JetStreamContext, prefix: str) -> Streams:
-    return await ensure_streams(
-        jetstream, Subjects(prefix), StreamNames.of(prefix), replicas=1, letters_repeated_within_s=70.0
-    )
+async def ensured(jetstream: JetStreamContext, prefix: str) -> list[Finding]:
+    streams = wanted_streams(NatsOptions(connect={}, prefix=prefix), letters_repeated_within_s=70.0)
+    return [finding for one in streams for finding in (await ensure_stream(jetstream, one, 1)).findings]
 
 
 # What we make
@@ -143,7 +143,7 @@ async def test_the_consumer_has_room_for_eight_batches_beside_what_is_refused(
 async def test_our_own_streams_break_no_rule(jetstream: JetStreamContext, prefix: str) -> None:
     made, again = await ensured(jetstream, prefix), await ensured(jetstream, prefix)
 
-    assert (made.findings, again.findings) == ([], [])
+    assert (made, again) == ([], [])
 
 
 # What others made
@@ -216,7 +216,7 @@ async def test_what_breaks_a_promise_is_found(
 ) -> None:
     await jetstream.add_stream(stream(prefix, name, **changes))
 
-    (finding,) = (await ensured(jetstream, prefix)).findings
+    (finding,) = await ensured(jetstream, prefix)
 
     assert finding.detail.startswith(f"{prefix.upper()}_{name} ")
     assert words in finding.detail
@@ -245,7 +245,7 @@ async def test_what_breaks_no_promise_is_used_without_a_word(
     config = stream(prefix, name, **changes)
     await jetstream.add_stream(config)
 
-    assert (await ensured(jetstream, prefix)).findings == []
+    assert await ensured(jetstream, prefix) == []
 
 
 @pytest.mark.parametrize("rules", [COMMANDS, EVENTS, LETTERS])
@@ -273,11 +273,11 @@ def test_a_mirror_a_sealed_stream_and_a_counter_take_nothing(rules: Any) -> None
 
 @pytest.fixture
 async def watchful_line(
-    monkeypatch: pytest.MonkeyPatch, shared_broker: NatsServer, prefix: str, clock: ManualClock
+    shared_broker: NatsServer, prefix: str, clock: ManualClock
 ) -> AsyncIterator[NatsLine]:
     """A bus that looks at its streams whenever it looks at its connection."""
-    monkeypatch.setattr(bus_module, "LOOK_INTERVAL_S", 0.0)
-    async with nats_line(lambda: shared_broker, prefix, clock, ACK_WAIT_S) as opened:
+    means = NatsMeans(session=SessionMeans(look_interval_s=0.0))
+    async with nats_line(lambda: shared_broker, prefix, clock, ACK_WAIT_S, means=means) as opened:
         assert isinstance(opened, NatsLine)
         yield opened
 

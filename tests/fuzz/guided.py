@@ -6,8 +6,8 @@ import atheris
 
 with atheris.instrument_imports(include=["timer_service"]):
     import timer_service.adapters.codec
+    import timer_service.adapters.nats.client
     import timer_service.adapters.nats.requests
-    import timer_service.adapters.nats.tolerant_client
     import timer_service.cli.main
     import timer_service.config  # noqa: F401
 

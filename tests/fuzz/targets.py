@@ -12,7 +12,7 @@ from timer_client import wire
 from timer_client.subjects import Subjects
 from timer_service.adapters import codec
 from timer_service.adapters.cursor import read_cursor, write_cursor
-from timer_service.adapters.nats.tolerant_client import TolerantClient
+from timer_service.adapters.nats.client import TolerantClient
 from timer_service.cli.arguments import duration, moment
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, DueTimeReached, Position, ScheduleTimer, firing_id

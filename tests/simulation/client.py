@@ -26,7 +26,7 @@ from nats.nuid import NUID
 
 from tests.simulation.broker import COMMANDS, Broker, Link, Message, Stream, matches
 from tests.simulation.loop import PROCESS, Lively
-from timer_service.adapters.nats.tolerant_client import Outgoing
+from timer_service.adapters.nats.client import Outgoing
 
 MAX_PAYLOAD = 1_048_576
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -192,7 +192,7 @@ STORIES: dict[str, Plan] = {
         _schedule(0.1, "acme", "order-1", 0.12, 1),
         *(_schedule(0.25, "acme", f"order-{number}", 0.9, number) for number in range(2, 12)),
         _cancel(0.17, "acme", "order-3", 12),
-        callings=[_call(0.25, "schedule", "acme", "order-1", 0.3)],
+        callings=[_call(0.265, "schedule", "acme", "order-1", 0.3)],
         faults=[
             Fault(0.2, "step", size=120.0),
             Fault(0.255, "stop", 0.03),
@@ -334,7 +334,7 @@ NEVER_WAITS = {
     ("adapters/sqlite/store.py", "async with self._writing:"): "only where two write at once",
     ("adapters/sqlite/store.py", "async with self._claiming:"): "the service looks once at a time",
     ("workflows/schedule_timers.py", "batch.dead_letter()"): "waits only where a thousand are queued",
-    ("adapters/nats/bus.py", "letters.take("): "the same",
+    ("adapters/nats/inbox.py", "letters.take("): "the same",
     ("adapters/nats/letters.py", "self._wait_for_room("): "the same",
     ("adapters/nats/letters.py", "self._room.wait()"): "the same",
     ("adapters/nats/letters.py", "self._give_back(overflow)"): "the same",

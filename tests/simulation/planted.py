@@ -13,7 +13,7 @@ from uuid import UUID
 from tests.simulation import process
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
-from timer_service.adapters.nats import letters, positions, pull
+from timer_service.adapters.nats import inbox, letters, positions
 from timer_service.adapters.sqlite import looks, marks, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
@@ -234,14 +234,18 @@ PLANTED: dict[str, Callable[[], Change]] = {
         letters.Letters,
         "_write",
         (
-            "        publisher = self._publisher\n",
+            "        results = [_DISCONNECTED] * len(refused)\n",
             """\
         await self._answer([(message, b"+TERM") for message in refused])
-        publisher = self._publisher
+        results = [_DISCONNECTED] * len(refused)
 """,
         ),
     ),
-    "a letter that cannot be written is dropped": lambda: replaced(letters, "MAX_PARKED", 0),
+    "a letter that cannot be written is dropped": lambda: rewritten(
+        letters.Letters,
+        "_give_back",
+        ("len(self._parked) >= self._limits.max_parked", "True"),
+    ),
     "a refused message is given back without a delay": lambda: rewritten(
         letters.Letters,
         "_give_back",
@@ -270,7 +274,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         _as_imported(run, "run_service", by=process),
     ),
     "a pull that is lost is waited for forever": lambda: rewritten(
-        pull.CommandPull, "top_up", ("if pull.lost_at < now", "if False")
+        inbox.Inbox, "top_up", ("if pull.lost_at < now", "if False")
     ),
     "an unconfirmed event counts as confirmed": lambda: _together(
         rewritten(

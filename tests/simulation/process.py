@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from unittest.mock import patch
 
 import aiosqlite
@@ -19,7 +19,9 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
-from timer_service.adapters.nats import connecting, pull
+from timer_service.adapters.nats.bus import NatsBus, NatsMeans
+from timer_service.adapters.nats.client import TolerantClient
+from timer_service.adapters.nats.session import SessionMeans
 from timer_service.adapters.sqlite import connections, due_tenants, store, write_ahead_log
 from timer_service.adapters.system import SystemClock
 from timer_service.bootstrap import Parts, open_service
@@ -100,10 +102,13 @@ class Process:
 def parts_of(machine: Machine) -> Parts:
     """Return what the service is built from on the simulated machine."""
     wall = machine.wall
+    make_client = cast("type[TolerantClient]", machine.nats)
+    means = NatsMeans(session=SessionMeans(make_client=make_client, elapsed_s=machine.loop.time))
     return Parts(
         make_clock=partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms),
         chance=machine.chance,
         elapsed_s=machine.loop.time,
+        make_bus=partial(NatsBus, means=means),
     )
 
 
@@ -129,8 +134,6 @@ def installed(machine: Machine) -> Iterator[None]:
             patch.object(due_tenants, "SCANNED_ROWS", 3),
             patch.object(due_tenants, "VISITED_TENANTS", 2),
             patch.object(write_ahead_log, "LOG_LIMIT_BYTES", machine.log_limit_bytes),
-            patch.object(connecting, "TolerantClient", machine.nats),
-            patch.object(pull, "time", SimpleNamespace(monotonic=machine.loop.time)),
         ):
             yield
     finally:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from nats.aio.msg import Msg
 
-from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 
 
 class FakeClient:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.nats_client import FakeClient
-from timer_client.subjects import Subjects
 from timer_service.adapters.nats.backlog import BacklogQuestions
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
 
@@ -31,8 +31,8 @@ async def ask(*answers: dict[str, Any] | bytes, status: str | None = None) -> An
             await client.answer(f"{inbox.rpartition('.')[0]}.99.{index}", b"{}")
 
     fake = FakeClient(react)
-    questions = BacklogQuestions(fake.client, "$JS.API", "TIMER_COMMANDS", Subjects("timer"))
-    await questions.start()
+    questions = BacklogQuestions(NatsOptions(connect={}))
+    await questions.start(fake.client)
     return await questions.ask({}, 3)
 
 
@@ -44,7 +44,7 @@ async def test_the_answers_by_tenant_make_one_backlog() -> None:
 
 
 async def test_answers_of_two_streams_are_no_backlog() -> None:
-    with pytest.raises(BusUnavailable, match="made anew"):
+    with pytest.raises(BusUnavailable, match="made again"):
         await ask(info(), info(created="2026-01-02T00:00:00Z"))
 
 

@@ -1,15 +1,13 @@
 """A flood of errors is not a flood of lines."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import structlog
 from nats.errors import Error, SlowConsumerError
 
-from timer_service.adapters.nats import complaints
-from timer_service.adapters.nats.complaints import MOST_KINDS, OTHERS, Complaints
+from timer_service.adapters.nats.complaints import MOST_KINDS, OTHERS, QUIET_S, Complaints
+from timer_service.testing import ManualClock
 
 
 def dropped(subject: str) -> SlowConsumerError:
@@ -17,13 +15,14 @@ def dropped(subject: str) -> SlowConsumerError:
     return SlowConsumerError(subject=subject, reply="_INBOX.1", sid=1, sub=subscription)
 
 
-async def test_dropped_messages_are_said_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Complaints()
+async def test_dropped_messages_are_said_once_and_counted() -> None:
+    clock = ManualClock()
+    told = Complaints(lambda: clock.elapsed_s)
     with structlog.testing.capture_logs() as logs:
         for number in range(10_000):
             told.note(dropped(f"timer.api.tenant-{number}.get"))
         told.look()
-        monkeypatch.setattr(complaints, "QUIET_S", 0.0)
+        clock.advance(QUIET_S)
         told.look()
 
     detail = "more messages come on timer.api.*.get than are worked on: some are dropped"
@@ -33,20 +32,20 @@ async def test_dropped_messages_are_said_once_and_counted(monkeypatch: pytest.Mo
     ]
 
 
-async def test_what_is_over_and_begins_again_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complaints, "QUIET_S", 0.0)
-    told = Complaints()
+async def test_what_is_over_and_begins_again_is_said_again() -> None:
+    clock = ManualClock()
+    told = Complaints(lambda: clock.elapsed_s)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             told.note(Error("nats: maximum connections exceeded"))
+            clock.advance(QUIET_S)
             told.look()
-            await asyncio.sleep(0)
 
     assert [line["event"] for line in logs] == ["broker.error"] * 3
 
 
 async def test_many_kinds_of_errors_have_a_bound() -> None:
-    told = Complaints()
+    told = Complaints(lambda: 0.0)
     with structlog.testing.capture_logs() as logs:
         for number in range(10 * MOST_KINDS):
             told.note(Error(f'nats: permissions violation for publish to "timer.events.{number}"'))

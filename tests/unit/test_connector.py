@@ -7,9 +7,8 @@ from urllib.parse import urlparse
 import pytest
 from nats.errors import Error as NatsError
 
-from timer_service.adapters.nats import connecting
+from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.connecting import Connector
-from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.domain.errors import BrokerRefused
 
 SERVER = "nats://timer:secret@one:4222"
@@ -37,9 +36,9 @@ async def nothing(*_: Exception) -> None:
 
 
 @pytest.fixture
-def connector(monkeypatch: pytest.MonkeyPatch) -> Connector:
-    monkeypatch.setattr(connecting, "TolerantClient", FakeClient)
-    return Connector({"servers": [SERVER]}, lambda: 0.5, nothing, nothing)
+def connector() -> Connector:
+    make_client = cast("type[TolerantClient]", FakeClient)
+    return Connector({"servers": [SERVER]}, lambda: 0.5, nothing, nothing, make_client=make_client)
 
 
 async def connect(connector: Connector, *results: Exception | None) -> TolerantClient:

@@ -7,18 +7,18 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from timer_client.subjects import Subjects
-from timer_service.adapters.nats import letters as letters_module
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.incoming import Incoming
-from timer_service.adapters.nats.letters import Letters
+from timer_service.adapters.nats.letters import LetterLimits, Letters
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.messages import Position
 from timer_service.ports.command_source import Refusal
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.testing import ManualClock
 
+ROOM_WAIT_S = 0.001
 CONFIRMED = PublishResult(Published.CONFIRMED)
 FULL = PublishResult(Published.STREAM_REFUSED, "maximum bytes exceeded")
 
@@ -26,14 +26,21 @@ FULL = PublishResult(Published.STREAM_REFUSED, "maximum bytes exceeded")
 class Desk:
     """Letters between a broker that answers as a test wants it and a list of acknowledgements."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: float) -> None:
         self.said: list[tuple[int, bytes]] = []
         self.result = CONFIRMED
         self.open = asyncio.Event()
-        self.letters = Letters(Subjects("timer"), "TIMER_COMMANDS", ManualClock(), self.answer)
+        self.max_payload = 1_048_576
+        self.letters = Letters(
+            NatsOptions(connect={}),
+            ManualClock(),
+            cast("Publisher", self),
+            self.answer,
+            limits=LetterLimits(**{"max_queued": 1, "room_wait_s": ROOM_WAIT_S, **limits}),  # type: ignore[arg-type]
+        )
 
-    def connect(self) -> None:
-        self.letters.connected(cast("Publisher", self), 1_048_576)
+    async def connect(self) -> None:
+        await self.letters.start(cast("TolerantClient", self))
 
     async def answer(self, replies: Sequence[tuple[Incoming, bytes]]) -> None:
         self.said += [(message.position.sequence, word.split()[0]) for message, word in replies]
@@ -49,9 +56,7 @@ def refused(sequence: int, times: int = 1) -> Incoming:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr(letters_module, "MAX_QUEUED", 1)
-    monkeypatch.setattr(letters_module, "ROOM_WAIT_S", 0.001)
+def desk() -> Desk:
     return Desk()
 
 
@@ -74,7 +79,7 @@ async def test_a_message_that_comes_again_is_not_reported_as_new(desk: Desk) -> 
 async def test_a_writer_that_is_slow_is_waited_for_a_moment_and_then_the_rest_is_given_back(
     desk: Desk,
 ) -> None:
-    desk.connect()
+    await desk.connect()
 
     await desk.letters.take([refused(1), refused(2), refused(3)])
 
@@ -83,19 +88,19 @@ async def test_a_writer_that_is_slow_is_waited_for_a_moment_and_then_the_rest_is
 
 
 async def test_where_no_more_may_be_given_back_it_waits_for_the_writer_as_long_as_that_takes(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(letters_module, "MAX_PARKED", 0)
+    desk = Desk(max_parked=0)
     waits: list[None] = []
     timeout = asyncio.timeout
 
     def counted(seconds: float | None) -> asyncio.Timeout:
-        if seconds == letters_module.ROOM_WAIT_S:
+        if seconds == ROOM_WAIT_S:
             waits.append(None)
         return timeout(seconds)
 
     monkeypatch.setattr(asyncio, "timeout", counted)
-    desk.connect()
+    await desk.connect()
     await desk.letters.take([refused(1)])
     taking = asyncio.ensure_future(desk.letters.take([refused(2)]))
     while len(waits) < 3:
@@ -112,7 +117,7 @@ async def test_where_no_more_may_be_given_back_it_waits_for_the_writer_as_long_a
 
 
 async def test_trouble_is_told_once_and_once_when_it_is_over(desk: Desk) -> None:
-    desk.connect()
+    await desk.connect()
     desk.open.set()
     desk.result = FULL
     with capture_logs() as log:
@@ -133,11 +138,8 @@ async def test_trouble_is_told_once_and_once_when_it_is_over(desk: Desk) -> None
     assert [line["event"] for line in log] == ["deadletter.delayed", "deadletter.recovered"]
 
 
-async def test_what_went_to_another_instance_is_forgotten_after_a_while(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(letters_module, "FIRST_DELAY_S", -1.0)
-    monkeypatch.setattr(letters_module, "REMEMBERED_S", 0.0)
+async def test_what_went_to_another_instance_is_forgotten_after_a_while() -> None:
+    desk = Desk(first_delay_s=-1.0, remembered_s=0.0)
     await desk.letters.take([refused(1), refused(2)])
     before = desk.letters.waiting
 

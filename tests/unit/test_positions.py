@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 from nats.errors import Error as NatsError
 
+from timer_service.adapters.nats.incoming import Delivery
 from timer_service.adapters.nats.positions import (
     BEGIN_TRIES,
     CommandPositions,
     StreamEnd,
     read_stream_end,
 )
-from timer_service.adapters.nats.pull import Delivery
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import Position

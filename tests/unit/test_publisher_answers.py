@@ -5,17 +5,15 @@ import asyncio
 import pytest
 
 from tests.support.nats_client import FakeClient
-from timer_service.adapters.nats import publisher as publisher_module
+from timer_service.adapters.nats.client import Outgoing
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.ports.event_sink import Published
 
 EVENTS = [Outgoing("timer.events.acme.X", b"1"), Outgoing("timer.events.globex.X", b"2")]
 STORED = b'{"stream":"TIMER_EVENTS","seq":1}'
 
 
-async def test_a_subject_that_we_may_not_publish_to_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher_module, "LOOK_ALIKE_GRACE_S", 0.0)
+async def test_a_subject_that_we_may_not_publish_to_fails_alone() -> None:
     forbidden = 'nats: permissions violation for publish to "timer.events.globex.x"'
 
     async def react(client: FakeClient, inbox: str) -> None:
@@ -24,9 +22,8 @@ async def test_a_subject_that_we_may_not_publish_to_fails_alone(monkeypatch: pyt
         await asyncio.sleep(0.001)
         await client.answer(f"{inbox}.0", STORED)
 
-    fake = FakeClient(react)
-    publisher = Publisher(fake.client, frozenset({"TIMER_EVENTS"}), stream_missing=lambda: None)
-    await publisher.start()
+    publisher = Publisher(frozenset({"TIMER_EVENTS"}), lambda: None, look_alike_grace_s=0.0)
+    await publisher.start(FakeClient(react).client)
 
     stored, refused = await publisher.publish(EVENTS)
 
@@ -44,8 +41,8 @@ async def test_a_confirmation_counts_in_whatever_order_its_fields_come(confirmat
             await client.answer(f"{inbox}.{index}", b'{"stream":"OTHERS","seq":1}')
             await client.answer(f"{inbox}.{index}", confirmation)
 
-    publisher = Publisher(FakeClient(react).client, frozenset({"TIMER_EVENTS"}), stream_missing=lambda: None)
-    await publisher.start()
+    publisher = Publisher(frozenset({"TIMER_EVENTS"}), lambda: None)
+    await publisher.start(FakeClient(react).client)
 
     results = await publisher.publish(EVENTS)
 
@@ -56,7 +53,7 @@ async def test_nothing_to_publish_is_not_sent() -> None:
     async def react(client: FakeClient, inbox: str) -> None:
         raise AssertionError("something was sent")
 
-    publisher = Publisher(FakeClient(react).client, frozenset(), stream_missing=lambda: None)
-    await publisher.start()
+    publisher = Publisher(frozenset(), lambda: None)
+    await publisher.start(FakeClient(react).client)
 
     assert await publisher.publish([]) == []

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from timer_service.adapters.endpoints import ApiError
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.refusals import MAX_UNSENT, Refusals, error_headers
-from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 
 
 class FakeClient:

@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from timer_service.adapters.nats.stream_rules import Finding, broken_promises
 from timer_service.adapters.nats.stream_watch import StreamWatch
+from timer_service.adapters.nats.streams import FoundStream
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_what_is_unsafe_is_said_once_as_long_as_it_lasts_and_again_when_it_comes
 
     with capture_logs() as log:
         for findings in ([finding], [finding], [], [finding]):
-            watch.look({}, findings)
+            watch.look(FoundStream("TIMER_EVENTS", StreamConfig(), findings))
 
     assert [line["event"] for line in log] == ["stream.unsafe", "stream.unsafe"]
     assert watch.problem == "TIMER_EVENTS keeps too little"

@@ -1,18 +1,16 @@
 """Ask the broker which commands wait, in one round trip where it can be."""
 
-import asyncio
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from nats.js.api import RetentionPolicy
 
 from timer_client import wire
-from timer_client.subjects import Subjects
-from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+from timer_service.adapters.nats.answers import Answers
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
 from timer_service.ports.command_source import Backlog
@@ -22,17 +20,15 @@ NO_MESSAGE_FOUND: Final = 10037
 
 _Answer = dict[str, Any]
 _LOST: Final[_Answer] = {"error": {"description": "the connection was lost"}}
+_SILENCE: Final[_Answer] = {"error": {"description": f"no answer within {ANSWER_TIMEOUT_S:g} s"}}
 _NOT_TOLD: Final[_Answer] = {}
 
 
 class BacklogQuestions:
-    """Questions about the command stream over one connection.
+    """Questions about the command stream over whichever connection there is; one goes before every firing."""
 
-    nats-py's own requests take a way with several queues and checks; one of these goes before every firing.
-    """
-
-    def __init__(self, client: TolerantClient, api: str, stream: str, subjects: Subjects) -> None:
-        self._client = client
+    def __init__(self, options: NatsOptions) -> None:
+        api, stream, subjects = options.api_prefix, options.streams.commands, options.subjects
         self._info_subject = f"{api}.STREAM.INFO.{stream}"
         self._get_subject = f"{api}.STREAM.MSG.GET.{stream}"
         self._subjects = subjects
@@ -45,15 +41,23 @@ class BacklogQuestions:
         # Where nothing at all waits, the stream's information says so without a list, for half the price.
         self._plain = [Outgoing(self._info_subject, b"")]
         self._some_waited = False
-        self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
-        self._open: dict[int, _Question] = {}
-        self._asked = 0
         self._may_read = True
+        self._answers = Answers(_read, unanswered=_SILENCE, lost=_LOST, too_large=_NOT_TOLD)
 
-    async def start(self) -> None:
+    async def start(self, client: TolerantClient) -> None:
         """Listen for answers."""
-        subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
-        self._client.deliver_at_once(subscription)
+        await self._answers.start(client)
+
+    def lost(self) -> None:
+        """Stop waiting for answers that cannot come any more."""
+        self._may_read = True
+        self._answers.lost()
+
+    def error_reported(self, error: Exception) -> None:
+        """Go without reading single messages where we may not: the broker sends no answer then."""
+        if self._get_subject.lower() in str(error).lower():
+            self._may_read = False
+            self._answers.settle(_NOT_TOLD, self._get_subject)
 
     async def ask(self, beyond: Mapping[TenantId, int], handled_sequence: int) -> Backlog:
         """Ask whether anything waits, and whose it is where there may be something.
@@ -61,13 +65,13 @@ class BacklogQuestions:
         Nobody can make messages up that the stream does not count: where it has none, nobody's command waits.
         """
         if not beyond and not self._some_waited:
-            told = await self._answers(self._plain)
+            told = await self._ask(self._plain)
             if not _has_messages(told[0]):
                 return self._backlog(told, {}, handled_sequence)
         asked = list(beyond) if self._may_read else []
         types = wire.COMMAND_TYPES
         reads = [self._read_next(tenant, kind, beyond[tenant]) for tenant in asked for kind in types]
-        answers = await self._answers([*self._lists, *reads])
+        answers = await self._ask([*self._lists, *reads])
         lists, found = answers[: len(types)], answers[len(types) :]
         self._some_waited = any(map(_has_messages, lists))
         each = [found[start : start + len(types)] for start in range(0, len(found), len(types))]
@@ -82,41 +86,12 @@ class BacklogQuestions:
         subject = self._subjects.command(tenant_id, command_type)
         return Outgoing(self._get_subject, _json({"seq": beyond + 1, "next_by_subj": subject}))
 
-    def connection_lost(self) -> None:
-        """Stop waiting for answers that cannot come any more."""
-        for question in self._open.values():
-            question.settle_rest(_LOST)
-
-    def error_reported(self, error: Exception) -> None:
-        """Go without reading single messages where we may not: the broker sends no answer then."""
-        if self._get_subject.lower() in str(error).lower():
-            self._may_read = False
-            for question in self._open.values():
-                question.settle_rest(_NOT_TOLD, self._get_subject)
-
-    async def _answers(self, questions: Sequence[Outgoing]) -> list[_Answer]:
-        self._asked += 1
-        number, question = self._asked, _Question(questions)
-        self._open[number] = question
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await self._client.publish_all(question.requests, f"{self._inbox}.{number}")
-                await question.settled
-        except TimeoutError:
-            raise BusUnavailable(
-                f"the command stream does not answer within {ANSWER_TIMEOUT_S:g} s"
-            ) from None
-        except (NatsError, OSError) as error:
-            raise BusUnavailable(f"the command stream cannot be asked: {error}") from error
-        finally:
-            del self._open[number]
-        return [answer or _NOT_TOLD for answer in question.answers]
-
-    async def _on_answer(self, message: Msg) -> None:
-        _, number, index = message.subject.rsplit(".", 2)
-        question = self._open.get(int(number))
-        if question is not None:
-            question.settle(int(index), _read(message))
+    async def _ask(self, questions: Sequence[Outgoing]) -> list[_Answer]:
+        answers = await self._answers.to(questions, ANSWER_TIMEOUT_S)
+        for answer in answers:
+            if answer is _SILENCE or answer is _LOST:
+                raise _no_answer(answer)
+        return answers
 
     def _backlog(
         self, lists: Sequence[_Answer], oldest: Mapping[TenantId, int | None], handled_sequence: int
@@ -125,7 +100,7 @@ class BacklogQuestions:
         told = [state.get("subjects") or {} for state in states]
         complete = all(answer["total"] == len(seen) for answer, seen in zip(lists, told, strict=True))
         if len({answer["created"] for answer in lists}) > 1:
-            raise BusUnavailable("the command stream was made anew at this moment")
+            raise BusUnavailable("the command stream was made again at this moment")
         tenants: frozenset[TenantId] | None = None
         if lists[0].get("config", {}).get("retention") not in (None, RetentionPolicy.WORK_QUEUE):
             tenants = frozenset()  # Commands stay here although they are applied: that proves nothing.
@@ -142,28 +117,6 @@ class BacklogQuestions:
         )
 
 
-class _Question:
-    """Requests that went out together and wait for their answers."""
-
-    def __init__(self, requests: Sequence[Outgoing]) -> None:
-        self.requests = requests
-        self.answers: list[_Answer | None] = [None] * len(requests)
-        self._missing = len(requests)
-        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settle(self, index: int, answer: _Answer) -> None:
-        if self.answers[index] is None:
-            self.answers[index] = answer
-            self._missing -= 1
-            if self._missing == 0 and not self.settled.done():
-                self.settled.set_result(None)
-
-    def settle_rest(self, answer: _Answer, subject: str | None = None) -> None:
-        for index, request in enumerate(self.requests):
-            if subject in (None, request.subject):
-                self.settle(index, answer)
-
-
 def _read(message: Msg) -> _Answer:
     if message.headers and message.headers.get("Status") == "503":
         return {"error": {"description": "JetStream does not answer"}}
@@ -176,10 +129,14 @@ def _read(message: Msg) -> _Answer:
 
 def _state(answer: _Answer) -> _Answer:
     if "state" not in answer:
-        detail = answer.get("error", {}).get("description", "not a stream's information")
-        raise BusUnavailable(f"the command stream does not answer: {detail}")
+        raise _no_answer(answer)
     state: _Answer = answer["state"]
     return state
+
+
+def _no_answer(answer: _Answer) -> BusUnavailable:
+    detail = answer.get("error", {}).get("description", "not a stream's information")
+    return BusUnavailable(f"the command stream does not answer: {detail}")
 
 
 def _has_messages(answer: _Answer) -> bool:

@@ -1,11 +1,12 @@
-"""Errors that the client reports: each kind is said when it begins and when it is over, and counted."""
+"""Words for errors. Those that the client reports are said when they begin and when they are over."""
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from nats.errors import SlowConsumerError
+from nats.errors import NoServersError, SlowConsumerError
+from nats.js.errors import ServiceUnavailableError
 
 QUIET_S: Final = 10.0
 """What has not been reported for so long is over."""
@@ -24,7 +25,8 @@ class _Kind:
 class Complaints:
     """What the client complains of at present; a flood of errors is not a flood of lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, elapsed_s: Callable[[], float]) -> None:
+        self._elapsed_s = elapsed_s
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, error: Exception) -> None:
@@ -32,7 +34,7 @@ class Complaints:
         detail = _detail(error)
         if detail not in self._kinds and len(self._kinds) >= MOST_KINDS:
             detail = OTHERS
-        now = asyncio.get_running_loop().time()
+        now = self._elapsed_s()
         kind = self._kinds.get(detail)
         if kind is None:
             self._kinds[detail] = _Kind(1, now)
@@ -43,15 +45,24 @@ class Complaints:
 
     def look(self) -> None:
         """Say what is over, and how often it was reported."""
-        quiet_since = asyncio.get_running_loop().time() - QUIET_S
+        quiet_since = self._elapsed_s() - QUIET_S
         for detail in [detail for detail, kind in self._kinds.items() if kind.last_at <= quiet_since]:
             times = self._kinds.pop(detail).times
             if times > 1:
                 log.info("broker.error_passed", detail=detail, times=times)
 
 
+def reason(error: BaseException) -> str:
+    """Return what an error says to a person."""
+    if isinstance(error, NoServersError):
+        return "no server answers"
+    if isinstance(error, ServiceUnavailableError):
+        return f"JetStream does not answer: is it enabled? ({error.description or 'no responders'})"
+    return str(error) or type(error).__name__
+
+
 def _detail(error: Exception) -> str:
     if isinstance(error, SlowConsumerError):
         # By subscription: the subject is the sender's to choose.
         return f"more messages come on {error.sub.subject} than are worked on: some are dropped"
-    return str(error) or type(error).__name__
+    return reason(error)

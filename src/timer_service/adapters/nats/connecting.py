@@ -10,10 +10,10 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 
-from timer_service.adapters.nats.tolerant_client import TolerantClient
-from timer_service.adapters.nats.waiting import within
+from timer_service.adapters.nats.client import TolerantClient
 from timer_service.addresses import without_credentials
 from timer_service.domain.errors import BrokerRefused
+from timer_service.waiting import within
 
 PING_INTERVAL_S: Final = 5
 CONNECT_TIMEOUT_S: Final = 2
@@ -35,11 +35,16 @@ class Connector:
         chance: Callable[[], float],
         on_error: Callable[[Exception], Awaitable[None]],
         on_closed: Callable[[], Awaitable[None]],
+        *,
+        make_client: Callable[[], TolerantClient] = TolerantClient,
+        ping_interval_s: int = PING_INTERVAL_S,
     ) -> None:
         self._connect = connect
         self._chance = chance
         self._on_error = on_error
         self._on_closed = on_closed
+        self._make_client = make_client
+        self._ping_interval_s = ping_interval_s
         self._learnt: list[dict[str, Any]] = []
         self._here: ParseResult | None = None
         self._tls_name: str | None = None
@@ -90,7 +95,7 @@ class Connector:
         raise telling
 
     async def _try(self, options: dict[str, Any]) -> TolerantClient:
-        client = TolerantClient()
+        client = self._make_client()
         try:
             await within(
                 ATTEMPT_TIMEOUT_S,
@@ -101,7 +106,7 @@ class Connector:
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0,
                     connect_timeout=CONNECT_TIMEOUT_S,
-                    ping_interval=PING_INTERVAL_S,
+                    ping_interval=self._ping_interval_s,
                     error_cb=self._on_error,
                     closed_cb=self._on_closed,
                 ),

@@ -1,7 +1,5 @@
-"""Messages that were delivered to us and wait for their turn."""
+"""A message that the broker has delivered: what it says of the message, and what the message says."""
 
-import asyncio
-from collections import deque
 from typing import Final, NamedTuple
 
 from nats.aio.msg import Msg
@@ -13,7 +11,16 @@ from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, Position
 from timer_service.ports.command_source import Refusal
 
-MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
+ACK_PREFIX: Final = "$JS.ACK."
+
+
+class Delivery(NamedTuple):
+    """What the broker says about a delivered message."""
+
+    sequence: int
+    times_delivered: int
+    stored_us: int
+    """When the broker stored it, in microseconds since 1970."""
 
 
 class Incoming(NamedTuple):
@@ -30,6 +37,18 @@ class Incoming(NamedTuple):
     """The newest epoch of the stream when it was delivered."""
 
 
+def read_delivery(reply: str) -> Delivery:
+    """Read the numbers out of an acknowledgement subject, in its old or its new form."""
+    tokens = reply.split(".")
+    # $JS.ACK.<stream>.<consumer>.… or $JS.ACK.<domain>.<account>.<stream>.<consumer>.…
+    first = 4 if len(tokens) == 9 else 6
+    return Delivery(
+        sequence=int(tokens[first + 1]),
+        times_delivered=int(tokens[first]),
+        stored_us=int(tokens[first + 3]) // 1000,
+    )
+
+
 def read_incoming(subjects: Subjects, message: Msg, position: Position, times: int, epoch: int) -> Incoming:
     """Read a delivered message, or find out why it cannot be read."""
     try:
@@ -41,43 +60,3 @@ def read_incoming(subjects: Subjects, message: Msg, position: Position, times: i
         body = message.data[: wire.MAX_LETTER_BODY_BYTES + 1]
         return Incoming(message.reply, position, times, None, refusal, body, epoch)
     return Incoming(message.reply, position, times, command, epoch=epoch)
-
-
-class Buffer:
-    """What was delivered and not yet asked for, bounded by count and by bytes."""
-
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-        self._messages: deque[Incoming] = deque()
-        self._bytes = 0
-        self._arrived = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, message: Incoming) -> None:
-        """Take a message in."""
-        self._messages.append(message)
-        self._bytes += len(message.body)
-        self._arrived.set()
-
-    def has_room(self) -> bool:
-        """Return whether more may be asked for."""
-        return len(self._messages) < 2 * self._batch_size and self._bytes < MAX_BUFFERED_BYTES
-
-    async def wait(self) -> None:
-        """Wait until there is something."""
-        while not self._messages:
-            self._arrived.clear()
-            await self._arrived.wait()
-
-    def take(self, limit: int | None = None) -> list[Incoming]:
-        """Return the oldest messages, a batch of them or so many."""
-        count = min(len(self._messages), self._batch_size if limit is None else limit)
-        messages = [self._messages.popleft() for _ in range(count)]
-        self._bytes -= sum(len(message.body) for message in messages)
-        return messages
-
-    def take_all(self) -> list[Incoming]:
-        """Return everything."""
-        return self.take(len(self._messages))

@@ -10,15 +10,16 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from timer_client.subjects import Subjects
 from timer_service.adapters import codec
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.incoming import Incoming
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.tolerant_client import Outgoing
 from timer_service.domain.messages import Position
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import Refusal
@@ -49,23 +50,40 @@ _DISCONNECTED: Final = PublishResult(Published.DISCONNECTED)
 _NO_ROOM: Final = PublishResult(Published.UNANSWERED, "more is refused than letters can be written")
 
 
+@dataclass(frozen=True, slots=True)
+class LetterLimits:
+    """How much may wait, and how long."""
+
+    max_queued: int = MAX_QUEUED
+    max_parked: int = MAX_PARKED
+    room_wait_s: float = ROOM_WAIT_S
+    first_delay_s: float = FIRST_DELAY_S
+    remembered_s: float = REMEMBERED_S
+
+
+USUAL_LIMITS: Final = LetterLimits()
+
+
 class Letters:
     """Writes one letter for each refused message, then terminates it."""
 
     def __init__(
         self,
-        subjects: Subjects,
-        stream: str,
+        options: NatsOptions,
         clock: Clock,
+        publisher: Publisher,
         answer: Answer,
         dropped: Callable[[], None] = lambda: None,
+        limits: LetterLimits = USUAL_LIMITS,
     ) -> None:
-        self._subjects = subjects
-        self._stream = stream
+        self._subjects = options.subjects
+        self._stream = options.streams.commands
         self._clock = clock
         self._answer = answer
         self._count_dropped = dropped
-        self._publisher: Publisher | None = None
+        self._publisher = publisher
+        self._limits = limits
+        self._is_connected = False
         self._max_bytes = 0
         self._queue: deque[Incoming] = deque()
         self._queued_bytes = 0
@@ -90,10 +108,14 @@ class Letters:
         """How many refused messages have no letter yet."""
         return len(self._queue) + len(self._parked)
 
-    def connected(self, publisher: Publisher | None, max_payload: int = 0) -> None:
-        """Write over this connection from now on, or over none."""
-        self._publisher = publisher
-        self._max_bytes = max_payload - LETTER_MARGIN_BYTES
+    async def start(self, client: TolerantClient) -> None:
+        """Write over this connection from now on."""
+        self._is_connected = True
+        self._max_bytes = client.max_payload - LETTER_MARGIN_BYTES
+
+    def lost(self) -> None:
+        """Give back what is refused until there is a connection again."""
+        self._is_connected = False
 
     async def take(self, refused: Sequence[Incoming]) -> list[Refusal]:
         """Take refused messages over; return those that are seen for the first time."""
@@ -107,7 +129,7 @@ class Letters:
             if await self._wait_for_room(len(overflow)):
                 self._put(message)
             else:
-                overflow.append((message, _DISCONNECTED if self._publisher is None else _NO_ROOM))
+                overflow.append((message, _NO_ROOM if self._is_connected else _DISCONNECTED))
         await self._give_back(overflow)
         return fresh
 
@@ -133,13 +155,13 @@ class Letters:
 
         As long as letters are written at all it waits: a moment, or longer where no more may be given back.
         """
-        while len(self._queue) >= MAX_QUEUED or self._queued_bytes >= MAX_QUEUED_BYTES:
-            may_give_back = len(self._parked) + overflow < MAX_PARKED
-            if self._trouble is not None or self._publisher is None or (may_give_back and overflow):
+        while len(self._queue) >= self._limits.max_queued or self._queued_bytes >= MAX_QUEUED_BYTES:
+            may_give_back = len(self._parked) + overflow < self._limits.max_parked
+            if self._trouble is not None or not self._is_connected or (may_give_back and overflow):
                 return False
             self._room.clear()
             try:
-                async with asyncio.timeout(ROOM_WAIT_S):
+                async with asyncio.timeout(self._limits.room_wait_s):
                     await self._room.wait()
             except TimeoutError:
                 if may_give_back:
@@ -164,11 +186,9 @@ class Letters:
 
     async def _write(self, refused: Sequence[Incoming]) -> None:
         """Write letters, then terminate the messages whose letter the broker confirmed."""
-        publisher = self._publisher
-        if publisher is None:
-            results = [_DISCONNECTED] * len(refused)
-        else:
-            results = await publisher.publish([self._letter(message) for message in refused])
+        results = [_DISCONNECTED] * len(refused)
+        if self._is_connected:
+            results = await self._publisher.publish([self._letter(message) for message in refused])
         self._in_hand.difference_update(message.position for message in refused)
         answers = list(zip(refused, results, strict=True))
         await self._answer([(m, b"+TERM") for m, result in answers if result.outcome is Published.CONFIRMED])
@@ -183,12 +203,13 @@ class Letters:
             # An outage, or a writer that has not come round yet, is no reason to drop anything.
             if result is not _NO_ROOM and result.outcome is not Published.DISCONNECTED:
                 self._note_trouble(result)
-            if self._trouble is not None and len(self._parked) >= MAX_PARKED:
+            if self._trouble is not None and len(self._parked) >= self._limits.max_parked:
                 self._note_dropped(message)
                 words.append((message, b"+TERM"))
                 continue
-            delay_s = min(FIRST_DELAY_S * 2 ** min(message.times_delivered - 1, 20), LONGEST_DELAY_S)
-            self._parked[message.position] = now + delay_s + REMEMBERED_S
+            growth = 2 ** min(message.times_delivered - 1, 20)
+            delay_s = min(self._limits.first_delay_s * growth, LONGEST_DELAY_S)
+            self._parked[message.position] = now + delay_s + self._limits.remembered_s
             words.append((message, b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()))
         if words:
             await self._answer(words)
@@ -225,7 +246,7 @@ class Letters:
             log.error(
                 "deadletter.dropped",
                 sequence=message.position.sequence,
-                limit=MAX_PARKED,
+                limit=self._limits.max_parked,
                 detail=self._trouble,
             )
         self._dropped += 1

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import structlog
 from nats.errors import Error as NatsError
 
-from timer_service.adapters.nats.pull import Delivery
+from timer_service.adapters.nats.incoming import Delivery
 from timer_service.domain.epochs import StreamEpoch, epoch_of, epoch_to_begin
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import EPOCH, Position

@@ -3,99 +3,63 @@
 import asyncio
 import json
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
+from timer_service.adapters.nats.answers import Answers
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.rejections import NO_STREAM, blame_the_stream, rejection
-from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
 from timer_service.ports.event_sink import Published, PublishResult
 
 CONFIRM_TIMEOUT_S: Final = 5.0
 LOOK_ALIKE_GRACE_S: Final = 0.1
 
 _CONFIRMED: Final = PublishResult(Published.CONFIRMED)
-_UNANSWERED: Final = PublishResult(Published.UNANSWERED, f"no confirmation within {CONFIRM_TIMEOUT_S:g} s")
 _DISCONNECTED: Final = PublishResult(Published.DISCONNECTED, "the connection was lost")
 _TOO_LARGE: Final = PublishResult(Published.REJECTED, "larger than the broker's max_payload")
 _FORBIDDEN: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 
 
-class _Pending:
-    """A batch that waits for its confirmations."""
-
-    def __init__(self, messages: Sequence[Outgoing]) -> None:
-        self.messages = messages
-        self.results: list[PublishResult | None] = [None] * len(messages)
-        self.missing = len(messages)
-        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settle(self, index: int, result: PublishResult) -> None:
-        if self.results[index] is None:
-            self.results[index] = result
-            self.missing -= 1
-            if self.missing == 0 and not self.settled.done():
-                self.settled.set_result(None)
-
-    def settle_rest(self, result: PublishResult, subject: str | None = None) -> None:
-        for index, message in enumerate(self.messages):
-            if subject is None or message.subject.lower() == subject.lower():
-                self.settle(index, result)
-
-
 class Publisher:
-    """Publish to streams over one connection; every wait has an end."""
+    """Publish to streams over whichever connection there is; every wait has an end."""
 
     def __init__(
-        self, client: TolerantClient, streams: frozenset[str], stream_missing: Callable[[], None]
+        self,
+        streams: frozenset[str],
+        stream_missing: Callable[[], None],
+        confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
+        *,
+        look_alike_grace_s: float = LOOK_ALIKE_GRACE_S,
     ) -> None:
-        self._client = client
         self._stream_missing = stream_missing
         self._streams = streams
+        self._confirm_timeout_s = confirm_timeout_s
+        self._look_alike_grace_s = look_alike_grace_s
         # How the broker begins a confirmation; whatever begins in another way is looked at closely.
         self._stored = tuple(f'{{"stream":"{stream}",'.encode() for stream in streams)
-        # Every subscriber to an event sees it: the client's own names for inboxes follow one from another.
-        self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
-        self._pending: dict[int, _Pending] = {}
-        self._batches = 0
+        self._answers = Answers(
+            self._read,
+            unanswered=PublishResult(Published.UNANSWERED, f"no confirmation within {confirm_timeout_s:g} s"),
+            lost=_DISCONNECTED,
+            too_large=_TOO_LARGE,
+        )
 
-    async def start(self) -> None:
+    async def start(self, client: TolerantClient) -> None:
         """Listen for confirmations."""
-        subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
-        self._client.deliver_at_once(subscription)
+        await self._answers.start(client)
+
+    def lost(self) -> None:
+        """Stop waiting for confirmations that cannot come any more."""
+        self._answers.lost()
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
         """Send all messages, each with its Nats-Msg-Id, and wait for what becomes of each."""
         if not messages:
             return []
-        self._batches += 1
-        number, pending = self._batches, _Pending(messages)
-        self._pending[number] = pending
-        try:
-            # A confirmation without a limit would hold the batch forever once the broker is gone.
-            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
-                await self._send(number, pending)
-        except TimeoutError:
-            pending.settle_rest(_UNANSWERED)
-        except (NatsError, OSError):
-            pending.settle_rest(_DISCONNECTED)
-        finally:
-            del self._pending[number]
-        results = [result or _DISCONNECTED for result in pending.results]
+        results = await self._answers.to(messages, self._confirm_timeout_s)
         return blame_the_stream([message.subject for message in messages], results)
-
-    async def _send(self, number: int, pending: _Pending) -> None:
-        for index in await self._client.publish_all(pending.messages, f"{self._inbox}.{number}"):
-            pending.settle(index, _TOO_LARGE)
-        await pending.settled
-
-    def connection_lost(self) -> None:
-        """Stop waiting for answers that cannot come any more."""
-        for pending in self._pending.values():
-            pending.settle_rest(_DISCONNECTED)
 
     def error_reported(self, error: Exception) -> None:
         """Fail soon what the broker says we may not publish; it sends no other answer.
@@ -106,17 +70,9 @@ class Publisher:
         match = _FORBIDDEN.search(str(error))
         if match:
             result = PublishResult(Published.REJECTED, str(error))
-            for pending in self._pending.values():
-                asyncio.get_running_loop().call_later(
-                    LOOK_ALIKE_GRACE_S, pending.settle_rest, result, match[1]
-                )
-
-    async def _on_answer(self, message: Msg) -> None:
-        _, number, index = message.subject.rsplit(".", 2)
-        pending = self._pending.get(int(number))
-        result = self._read(message)
-        if pending is not None and result is not None:
-            pending.settle(int(index), result)
+            asyncio.get_running_loop().call_later(
+                self._look_alike_grace_s, self._answers.settle, result, match[1]
+            )
 
     def _read(self, message: Msg) -> PublishResult | None:
         if message.data.startswith(self._stored) and b'"error"' not in message.data:

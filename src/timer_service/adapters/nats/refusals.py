@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 
 from timer_service.adapters.endpoints import ApiError
-from timer_service.adapters.nats.tolerant_client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 
 RETRY_HEADER: Final = "Retry-After"
 MAX_UNSENT: Final = 10_000

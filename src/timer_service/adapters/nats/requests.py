@@ -32,9 +32,9 @@ from timer_service.adapters.endpoints import (
     extra_cost,
     too_many,
 )
+from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.notes import RequestNotes
 from timer_service.adapters.nats.refusals import Refusals, error_headers
-from timer_service.adapters.nats.tolerant_client import TolerantClient
 from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
 from timer_service.domain.errors import CriticalError, TransientError
 from timer_service.domain.messages import TenantId

@@ -1,13 +1,13 @@
 """Says what is wrong with the streams, once, and notices when somebody changes them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
 import structlog
 from nats.js.api import StreamConfig
 
-from timer_service.adapters.nats.stream_rules import Finding
+from timer_service.adapters.nats.streams import FoundStream
 
 LOOK_INTERVAL_S: Final = 30.0
 _OF_NO_CONCERN: Final = frozenset({"description", "metadata", "placement", "template_owner"})
@@ -19,28 +19,25 @@ class StreamWatch:
     """What is known of the streams' configuration."""
 
     def __init__(self) -> None:
-        self._known: dict[str, StreamConfig] = {}
-        self._told: set[str] = set()
-        self._findings: Sequence[Finding] = ()
+        self._known: dict[str, FoundStream] = {}
 
     @property
     def problem(self) -> str | None:
         """What of the configuration can lose data now."""
-        return "; ".join(finding.detail for finding in self._findings if finding.loses_data) or None
+        findings = (finding for stream in self._known.values() for finding in stream.findings)
+        return "; ".join(finding.detail for finding in findings if finding.loses_data) or None
 
-    def look(self, configs: Mapping[str, StreamConfig], findings: Sequence[Finding]) -> None:
-        """Compare what there is with what was there; say what is new."""
-        for name, config in configs.items():
-            changes = list(_changes(self._known.get(name, config), config))
-            if changes:
-                log.warning("stream.changed", stream=name, detail=", ".join(changes))
-            self._known[name] = config
-        for finding in findings:
-            if finding.detail not in self._told:
+    def look(self, found: FoundStream) -> None:
+        """Compare a stream with what it was; say what is new."""
+        before = self._known.get(found.name)
+        changes = [] if before is None else list(_changes(before.config, found.config))
+        if changes:
+            log.warning("stream.changed", stream=found.name, detail=", ".join(changes))
+        # Only what still holds is kept: what is mended and comes back is said again.
+        for finding in found.findings:
+            if before is None or finding not in before.findings:
                 log.warning("stream.unsafe", detail=finding.detail)
-        # Only what still holds: what is mended and comes back is said again.
-        self._told = {finding.detail for finding in findings}
-        self._findings = findings
+        self._known[found.name] = found
 
 
 def _changes(before: StreamConfig, now: StreamConfig) -> Iterator[str]:

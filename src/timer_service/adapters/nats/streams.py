@@ -1,6 +1,5 @@
 """The streams and the consumer the service needs on the broker."""
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from nats.js import JetStreamContext
@@ -11,12 +10,11 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
-    StreamInfo,
 )
 from nats.js.errors import NotFoundError
 
-from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters.nats import stream_rules
+from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.stream_rules import (
     MIN_DUPLICATE_WINDOW_S,
     Finding,
@@ -32,106 +30,108 @@ LETTER_DUPLICATE_WINDOW_S: Final = 3600.0
 """Longer than for events: a refused message may be delivered again after a long restart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """The streams as they are on the broker, and what is dangerous about them."""
+class WantedStream(NamedTuple):
+    """A stream that there must be, and what it must not do where somebody else made it."""
 
-    commands: StreamInfo
-    configs: dict[str, StreamConfig]
+    name: str
+    subject: str
+    purpose: str
+    retention: RetentionPolicy
+    rules: tuple[Rule, ...]
+    max_age_s: float | None = None
+    discard: DiscardPolicy = DiscardPolicy.OLD
+    duplicate_window_s: float = DUPLICATE_WINDOW_S
+    least_window_s: float = MIN_DUPLICATE_WINDOW_S
+
+
+class WantedStreams(NamedTuple):
+    """All that the service needs."""
+
+    events: WantedStream
+    letters: WantedStream
+    commands: WantedStream
+
+
+class FoundStream(NamedTuple):
+    """A stream as it is on the broker, and what is dangerous about it."""
+
+    name: str
+    config: StreamConfig
     findings: list[Finding]
 
 
-class _Wanted(NamedTuple):
-    """A stream that there must be, and what it must not do where somebody else made it."""
+def wanted_streams(options: NatsOptions, letters_repeated_within_s: float) -> WantedStreams:
+    """Return the table of streams."""
+    names, subjects = options.streams, options.subjects
+    return WantedStreams(
+        events=WantedStream(
+            name=names.events,
+            subject=subjects.all_events,
+            purpose="due times reached",
+            retention=RetentionPolicy.LIMITS,
+            rules=stream_rules.EVENTS,
+            max_age_s=EVENTS_KEPT_S,
+        ),
+        letters=WantedStream(
+            name=names.dead_letters,
+            subject=subjects.all_dead_letters,
+            purpose="messages that were refused, with the reason",
+            retention=RetentionPolicy.LIMITS,
+            rules=stream_rules.LETTERS,
+            max_age_s=LETTERS_KEPT_S,
+            duplicate_window_s=LETTER_DUPLICATE_WINDOW_S,
+            least_window_s=min(letters_repeated_within_s, LETTER_DUPLICATE_WINDOW_S),
+        ),
+        commands=WantedStream(
+            name=names.commands,
+            subject=subjects.all_commands,
+            purpose="commands not yet kept",
+            retention=RetentionPolicy.WORK_QUEUE,
+            rules=stream_rules.COMMANDS,
+            discard=DiscardPolicy.NEW,
+        ),
+    )
 
-    config: StreamConfig
-    rules: tuple[Rule, ...]
-    window_s: float
+
+async def ensure_stream(jetstream: JetStreamContext, wanted: WantedStream, replicas: int) -> FoundStream:
+    """Create a stream where it is missing; return what there is then."""
+    try:
+        info = await jetstream.stream_info(wanted.name)
+    except NotFoundError:
+        info = await jetstream.add_stream(_config(wanted, replicas))
+    findings = broken_promises(info.config, wanted.rules, wanted.subject, wanted.least_window_s)
+    return FoundStream(wanted.name, info.config, list(findings))
 
 
-async def ensure_streams(
-    jetstream: JetStreamContext,
-    subjects: Subjects,
-    names: StreamNames,
-    *,
-    replicas: int,
-    letters_repeated_within_s: float,
-) -> Streams:
-    """Create what is missing; return what there is then."""
-    found: dict[str, StreamInfo] = {}
-    findings: list[Finding] = []
-    for config, rules, window_s in _wanted(subjects, names, replicas, letters_repeated_within_s):
-        assert config.name
-        assert config.subjects
-        try:
-            info = await jetstream.stream_info(config.name)
-        except NotFoundError:
-            info = await jetstream.add_stream(config)
-        found[config.name] = info
-        findings += broken_promises(info.config, rules, config.subjects[0], window_s)
-    configs = {name: info.config for name, info in found.items()}
-    return Streams(found[names.commands], configs, findings)
-
-
-def _wanted(
-    subjects: Subjects, names: StreamNames, replicas: int, letters_repeated_within_s: float
-) -> tuple[_Wanted, ...]:
-    commands = StreamConfig(
-        name=names.commands,
-        description="timer-service: commands not yet kept",
-        subjects=[subjects.all_commands],
-        retention=RetentionPolicy.WORK_QUEUE,
-        discard=DiscardPolicy.NEW,
+def _config(wanted: WantedStream, replicas: int) -> StreamConfig:
+    return StreamConfig(
+        name=wanted.name,
+        description=f"timer-service: {wanted.purpose}",
+        subjects=[wanted.subject],
+        retention=wanted.retention,
+        discard=wanted.discard,
+        max_age=wanted.max_age_s,
         storage=StorageType.FILE,
         num_replicas=replicas,
-        duplicate_window=DUPLICATE_WINDOW_S,
-    )
-    events = StreamConfig(
-        name=names.events,
-        description="timer-service: due times reached",
-        subjects=[subjects.all_events],
-        retention=RetentionPolicy.LIMITS,
-        max_age=EVENTS_KEPT_S,
-        storage=StorageType.FILE,
-        num_replicas=replicas,
-        duplicate_window=DUPLICATE_WINDOW_S,
-    )
-    letters = StreamConfig(
-        name=names.dead_letters,
-        description="timer-service: messages that were refused, with the reason",
-        subjects=[subjects.all_dead_letters],
-        retention=RetentionPolicy.LIMITS,
-        max_age=LETTERS_KEPT_S,
-        storage=StorageType.FILE,
-        num_replicas=replicas,
-        duplicate_window=LETTER_DUPLICATE_WINDOW_S,
-    )
-    letter_window_s = min(letters_repeated_within_s, LETTER_DUPLICATE_WINDOW_S)
-    return (
-        _Wanted(commands, stream_rules.COMMANDS, MIN_DUPLICATE_WINDOW_S),
-        _Wanted(events, stream_rules.EVENTS, MIN_DUPLICATE_WINDOW_S),
-        _Wanted(letters, stream_rules.LETTERS, letter_window_s),
+        duplicate_window=wanted.duplicate_window_s,
     )
 
 
 async def ensure_consumer(
     jetstream: JetStreamContext,
-    subjects: Subjects,
-    names: StreamNames,
-    *,
-    ack_wait_s: float,
+    options: NatsOptions,
     max_ack_pending: int,
 ) -> int:
     """Create the durable consumer of commands, or update it; return how much it has acknowledged."""
     info = await jetstream.add_consumer(
-        names.commands,
+        options.streams.commands,
         ConsumerConfig(
             name=CONSUMER_NAME,
             durable_name=CONSUMER_NAME,
             description="timer-service: reads every command in order",
-            filter_subject=subjects.all_commands,
+            filter_subject=options.subjects.all_commands,
             ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=ack_wait_s,
+            ack_wait=options.ack_wait_s,
             # Without limit: a broker that gives up on a message would lose a timer without a word.
             max_deliver=-1,
             max_ack_pending=max_ack_pending,

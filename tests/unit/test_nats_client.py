@@ -8,7 +8,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
-from timer_service.adapters.nats.tolerant_client import PART_BYTES, Outgoing, TolerantClient
+from timer_service.adapters.nats.client import PART_BYTES, Outgoing, TolerantClient
 
 
 class Socket:

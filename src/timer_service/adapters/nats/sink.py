@@ -1,0 +1,47 @@
+"""Events to the event stream."""
+
+from collections.abc import Sequence
+
+from timer_service.adapters import codec
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.options import NatsOptions
+from timer_service.adapters.nats.outage import Outage
+from timer_service.adapters.nats.publisher import Publisher
+from timer_service.domain.messages import DueTimeReached
+from timer_service.ports.event_sink import PublishResult
+
+
+class NatsEventSink:
+    """The event sink on JetStream; it works wherever the event stream does."""
+
+    def __init__(self, options: NatsOptions, publisher: Publisher, outage: Outage) -> None:
+        self._subjects = options.subjects
+        self._publisher = publisher
+        self._outage = outage
+        self.is_open = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why no event can be sent now: no broker, or no event stream on it."""
+        return None if self.is_open else self._outage.reason
+
+    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+        """Publish all events, then wait for their confirmations."""
+        if not self.is_open:
+            raise self._outage.error()
+        outgoing = []
+        for event in events:
+            message_id = str(event.id)
+            subject, body = self._subjects.event(event.tenant_id), codec.encode_event(event, message_id)
+            outgoing.append(Outgoing(subject, body, codec.event_headers(event, message_id)))
+        return await self._publisher.publish(outgoing)
+
+    async def start(self, client: TolerantClient) -> None:
+        """Publish over this connection from now on."""
+        await self._publisher.start(client)
+        self.is_open = True
+
+    def lost(self) -> None:
+        """Publish nothing until there is a connection again."""
+        self.is_open = False
+        self._publisher.lost()
