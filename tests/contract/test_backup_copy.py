@@ -2,13 +2,13 @@
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.timers import at, cancel, schedule
-from timer_service.adapters.sqlite import backup
-from timer_service.adapters.sqlite.backup import BackupReport, back_up
+from timer_service.adapters.sqlite.backup import BackupReport, back_up, copy_database, count_timers
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.domain.errors import CriticalError
 from timer_service.testing import START
@@ -64,36 +64,27 @@ def test_a_copy_that_cannot_be_written_leaves_nothing(database: Path, tmp_path: 
     ],
 )
 def test_a_copy_that_differs_from_its_source_is_not_kept(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, complaint: str
+    database: Path, tmp_path: Path, change: str, complaint: str
 ) -> None:
-    copy = backup._copy
-
     def copy_and_spoil(source: Path, target: Path) -> tuple[int, int]:
-        expected = copy(source, target)
+        expected = copy_database(source, target)
         with closing(sqlite3.connect(target)) as link:
             link.executescript(change)
         return expected
 
-    monkeypatch.setattr(backup, "_copy", copy_and_spoil)
-
     with pytest.raises(CriticalError, match=complaint):
-        back_up(database, tmp_path / "copy.db")
+        back_up(database, tmp_path / "copy.db", copy=copy_and_spoil)
     assert sorted(path.name for path in tmp_path.glob("copy*")) == []
 
 
-def test_counts_and_copy_are_of_one_moment_while_the_service_writes(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = backup._counts
-
+def test_counts_and_copy_are_of_one_moment_while_the_service_writes(database: Path, tmp_path: Path) -> None:
     def count_and_let_another_write(link: sqlite3.Connection) -> tuple[int, int]:
-        counts = count(link)
+        counts = count_timers(link)
         with closing(sqlite3.connect(database)) as other, other:
             other.execute("DELETE FROM timer_schedules WHERE service_call_id = 'order-1'")
         return counts
 
-    monkeypatch.setattr(backup, "_counts", count_and_let_another_write)
-
-    report = back_up(database, tmp_path / "copy.db")
+    copy = partial(copy_database, count=count_and_let_another_write)
+    report = back_up(database, tmp_path / "copy.db", copy=copy)
 
     assert (report.timers, report.pending) == (2, 1)

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,16 +15,14 @@ from tests.support.postgres import execute, fresh_schema
 from tests.support.process import run_cli
 from tests.support.timers import at, cancel, schedule
 from timer_service.adapters.postgres import connections
-from timer_service.adapters.postgres.archive import PostgresArchive
 from timer_service.adapters.postgres.store import open_postgres_store
-from timer_service.adapters.sqlite.archive import SqliteArchive
 from timer_service.adapters.sqlite.store import open_sqlite_store
 from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, TenantId, Trace
 from timer_service.domain.timer import Timer
+from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
 from timer_service.stores import open_archive, open_archives
-from timer_service.workflows import copy_timers as workflow
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
 
@@ -82,6 +81,22 @@ class Interrupted(Exception):
     """As if somebody had pulled the plug."""
 
 
+class _Unended:
+    """An archive that does everything but the last step."""
+
+    def __init__(self, archive: TimerArchive) -> None:
+        self._archive = archive
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._archive, name)
+
+    async def end_copy(self) -> None:
+        raise Interrupted
+
+
+BATCH_SIZE = 10
+
+
 async def copy(
     source: str, target: str, *, restart: bool = False, stop_after: int | None = None
 ) -> CopyReport:
@@ -92,7 +107,9 @@ async def copy(
             raise Interrupted
 
     async with open_archives(source, target) as (one, other):
-        return await copy_timers(source=one, target=other, restart=restart, progress=progress)
+        return await copy_timers(
+            source=one, target=other, restart=restart, progress=progress, batch_size=BATCH_SIZE
+        )
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
@@ -132,10 +149,7 @@ async def test_what_was_pending_fires_from_the_copy(sqlite: str, postgres: str) 
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
-async def test_an_interrupted_copy_goes_on_where_it_ended(
-    sqlite: str, postgres: str, back: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workflow, "COPY_BATCH", 10)
+async def test_an_interrupted_copy_goes_on_where_it_ended(sqlite: str, postgres: str, back: bool) -> None:
     source, target = (postgres, sqlite) if back else (sqlite, postgres)
     await fill(source, many())
     with pytest.raises(Interrupted):
@@ -147,7 +161,11 @@ async def test_an_interrupted_copy_goes_on_where_it_ended(
 
     async with open_archives(source, target) as (first, second):
         await copy_timers(
-            source=first, target=second, restart=False, progress=lambda _, done, __: seen.append(done)
+            source=first,
+            target=second,
+            restart=False,
+            progress=lambda _, done, __: seen.append(done),
+            batch_size=BATCH_SIZE,
         )
 
     assert seen[0] == 40
@@ -167,9 +185,8 @@ async def test_a_target_that_holds_timers_is_refused(sqlite: str, postgres: str)
 
 
 async def test_an_unfinished_copy_of_another_store_is_refused(
-    sqlite: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite: str, postgres: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(workflow, "COPY_BATCH", 10)
     another = f"sqlite:///{tmp_path / 'another.db'}"
     await fill(sqlite, many())
     await fill(another, many())
@@ -182,10 +199,7 @@ async def test_an_unfinished_copy_of_another_store_is_refused(
     assert (await copy(sqlite, postgres, restart=True)).timers == 107
 
 
-async def test_a_source_that_changed_between_two_tries_is_noticed(
-    sqlite: str, postgres: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workflow, "COPY_BATCH", 10)
+async def test_a_source_that_changed_between_two_tries_is_noticed(sqlite: str, postgres: str) -> None:
     await fill(sqlite, many())
     with pytest.raises(Interrupted):
         await copy(sqlite, postgres, stop_after=40)
@@ -248,19 +262,19 @@ async def test_a_store_whose_timers_were_moved_can_be_used_again(
 
 @pytest.mark.parametrize("back", [False, True], ids=["to PostgreSQL", "to SQLite"])
 async def test_a_copy_that_ends_between_its_last_two_steps_leaves_no_store_usable_and_goes_on(
-    sqlite: str, postgres: str, back: bool, monkeypatch: pytest.MonkeyPatch
+    sqlite: str, postgres: str, back: bool
 ) -> None:
     source, target = (postgres, sqlite) if back else (sqlite, postgres)
     await fill(source, many(5))
 
-    async def interrupted(_: object) -> None:
-        raise Interrupted
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SqliteArchive, "end_copy", interrupted)
-        patch.setattr(PostgresArchive, "end_copy", interrupted)
-        with pytest.raises(Interrupted):
-            await copy(source, target)
+    with pytest.raises(Interrupted):
+        async with open_archives(source, target) as (one, other):
+            await copy_timers(
+                source=one,
+                target=cast(TimerArchive, _Unended(other)),
+                restart=False,
+                progress=lambda *_: None,
+            )
     for store, problem in ((source, "were moved"), (target, "unfinished copy")):
         with pytest.raises(StoreFailed, match=problem):
             async with opened(store):

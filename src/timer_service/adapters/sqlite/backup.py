@@ -2,12 +2,16 @@
 
 import os
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from timer_service.domain.errors import CriticalError
+
+Counts = tuple[int, int]
+"""All timers, and those that are pending."""
 
 _COUNT: Final = "SELECT count(*), count(*) FILTER (WHERE state = 'Scheduled') FROM timer_schedules"
 
@@ -21,7 +25,35 @@ class BackupReport:
     size_bytes: int
 
 
-def back_up(database: Path, target: Path) -> BackupReport:
+def count_timers(link: sqlite3.Connection) -> Counts:
+    """Return how many timers there are, and how many of them are pending."""
+    timers, pending = link.execute(_COUNT).fetchone()
+    return int(timers), int(pending)
+
+
+def copy_database(
+    database: Path, copy: Path, *, count: Callable[[sqlite3.Connection], Counts] = count_timers
+) -> Counts:
+    """Copy everything as it is at one moment, and return what was counted at that moment."""
+    # Made here, so that nobody else may read it from the first byte on.
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with (
+        closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(copy)) as destination,
+    ):
+        # One read transaction around count and copy: both see the same moment, and no writer waits for us.
+        source.execute("BEGIN")
+        expected = count(source)
+        source.backup(destination)
+        source.rollback()
+        # A plain file of its own, without a log beside it.
+        destination.execute("PRAGMA journal_mode = DELETE")
+    return expected
+
+
+def back_up(
+    database: Path, target: Path, *, copy: Callable[[Path, Path], Counts] = copy_database
+) -> BackupReport:
     """Copy the database; the service goes on reading and writing meanwhile.
 
     The copy appears under its name only once it is whole, verified and on disk.
@@ -33,7 +65,7 @@ def back_up(database: Path, target: Path) -> BackupReport:
     unfinished = target.with_name(target.name + ".unfinished")
     try:
         unfinished.unlink(missing_ok=True)
-        expected = _copy(database, unfinished)
+        expected = copy(database, unfinished)
         _verify(unfinished, expected)
         _sync(unfinished)
         unfinished.rename(target)
@@ -46,36 +78,14 @@ def back_up(database: Path, target: Path) -> BackupReport:
     return BackupReport(timers, pending, target.stat().st_size)
 
 
-def _copy(database: Path, copy: Path) -> tuple[int, int]:
-    # Made here, so that nobody else may read it from the first byte on.
-    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    with (
-        closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as source,
-        closing(sqlite3.connect(copy)) as destination,
-    ):
-        # One read transaction around count and copy: both see the same moment, and no writer waits for us.
-        source.execute("BEGIN")
-        expected = _counts(source)
-        source.backup(destination)
-        source.rollback()
-        # A plain file of its own, without a log beside it.
-        destination.execute("PRAGMA journal_mode = DELETE")
-    return expected
-
-
-def _verify(copy: Path, expected: tuple[int, int]) -> None:
+def _verify(copy: Path, expected: Counts) -> None:
     with closing(sqlite3.connect(f"{copy.resolve().as_uri()}?mode=ro", uri=True)) as link:
         [problem] = link.execute("PRAGMA integrity_check(1)").fetchone()
-        found = _counts(link)
+        found = count_timers(link)
     if problem != "ok":
         raise CriticalError(f"the copy is damaged ({problem}): check the source with PRAGMA integrity_check")
     if found != expected:
         raise CriticalError(f"the copy holds {found[0]} timers, the source {expected[0]}: try again")
-
-
-def _counts(link: sqlite3.Connection) -> tuple[int, int]:
-    timers, pending = link.execute(_COUNT).fetchone()
-    return int(timers), int(pending)
 
 
 def _sync(path: Path) -> None:
