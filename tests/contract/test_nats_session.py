@@ -4,11 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 from structlog.testing import capture_logs
@@ -23,7 +26,8 @@ from timer_service.adapters.nats.bus import USUAL_MEANS, NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.session import SessionMeans
-from timer_service.domain.errors import StoreBusy
+from timer_service.domain.errors import BusUnavailable, StoreBusy
+from timer_service.ports.event_sink import Published
 from timer_service.testing import ManualClock, MemoryTimerStore
 
 
@@ -181,3 +185,71 @@ async def test_a_missing_stream_that_cannot_be_made_is_an_outage(
         desk.error = None
         await until_connected(bus)
     await client.close()
+
+
+# Events while commands are away
+
+
+@pytest.mark.parametrize(
+    "unanswered", ["$JS.API.STREAM.INFO.TIMER_COMMANDS", "$JS.API.CONSUMER.>"], ids=["stream", "consumer"]
+)
+async def test_events_go_out_although_commands_cannot_be_received(tmp_path: Path, unanswered: str) -> None:
+    """A request that is denied gets no answer, like one to a stream whose only server is down."""
+    config = f"""no_auth_user: all
+        authorization {{ users: [{{ user: all, password: secret, permissions: {{
+          publish: {{ deny: ["{unanswered}"] }}
+        }} }}] }}"""
+    server = NatsServer(tmp_path, config).start()
+    bus = new_bus(server.url, "timer")
+
+    async def said() -> bool:
+        return bus.sink.problem is None and "permissions violation" in (bus.source.problem or "")
+
+    try:
+        async with bus.running():
+            await until(said, "the sink to be open and the source to say what is missing")
+            results = await bus.sink.publish([reached("order-1", 0)])
+            with pytest.raises(BusUnavailable, match="permissions violation"):
+                await bus.source.backlog({})
+    finally:
+        server.stop()
+
+    assert [result.outcome for result in results] == [Published.CONFIRMED]
+
+
+class _SilentClient(TolerantClient):
+    """A client whose questions for the command stream get no answer, as long as a test wants it."""
+
+    silent = False
+
+    async def request(self, subject: str, *args: Any, **options: Any) -> Msg:
+        if self.silent and ".STREAM.INFO." in subject:
+            raise NatsTimeoutError
+        return await super().request(subject, *args, **options)
+
+
+async def test_a_command_stream_that_falls_silent_is_said_and_stops_no_event(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    made: list[_SilentClient] = []
+
+    def make_client() -> TolerantClient:
+        made.append(_SilentClient())
+        return made[-1]
+
+    means = NatsMeans(session=SessionMeans(make_client=make_client, watch_interval_s=0.001))
+    bus = new_bus(shared_broker.url, prefix, means)
+
+    async def silent() -> bool:
+        return bus.source.problem == "the command stream does not answer: nats: timeout"
+
+    async with bus.running():
+        await until_connected(bus)
+        made[-1].silent = True
+        await until(silent, "the source to say that its stream does not answer")
+        problem, results = bus.sink.problem, await bus.sink.publish([reached("order-1", 0)])
+        made[-1].silent = False
+        await until_connected(bus)
+
+    assert (problem, [result.outcome for result in results]) == (None, [Published.CONFIRMED])
+    assert len(made) == 1
