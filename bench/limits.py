@@ -20,7 +20,7 @@ from bench.harness import Broker, Generator, Listener, lone_broker, now_ms
 from bench.load import Load
 from bench.messages import due_time_reached, uuid7
 from bench.report import median, percentile
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.messages import (
     DueTimeReached,
     Position,

@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.harness import now_ms
 from bench.messages import iso, uuid7
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 
 DAY_MS: Final = 86_400_000
 TENANTS: Final = 10

@@ -14,7 +14,8 @@ from bench.harness import Generator, Listener, Rig, now_ms, rig
 from bench.load import Load
 from bench.report import Figure, Goal, median, percentile
 from bench.workloads import RSS_GOAL, SHARES, Bench, steady_lateness
-from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.store import SqliteTimerStore
 
 POLLS: Final = 100
 BATCH: Final = 1_000

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
-from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration

@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.world import World
 from timer_service.adapters.sqlite.backup import back_up
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.messages import Position, ScheduleTimer, ServiceCallId, TenantId
 
 FAR_AHEAD = "9999-01-01T00:00:00Z"

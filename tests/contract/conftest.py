@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.buses import BUSES, Line
 from tests.support.postgres import open_postgres_in_step
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.ports.timer_store import TimerStore
 from timer_service.testing import START, ManualClock, MemoryTimerStore
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.timers import at, cancel, schedule
 from timer_service.adapters.sqlite.backup import BackupReport, back_up, copy_database, count_timers
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError
 from timer_service.testing import START
 

@@ -16,7 +16,7 @@ from tests.support.process import run_cli
 from tests.support.timers import at, cancel, schedule
 from timer_service.adapters.postgres import connections
 from timer_service.adapters.postgres.store import open_postgres_store
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, TenantId, Trace
 from timer_service.domain.timer import Timer

@@ -12,8 +12,9 @@ import pytest
 
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, schedule
-from timer_service.adapters.sqlite import due_tenants
-from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.adapters.sqlite.limits import DEFAULT_LIMITS, MAX_SCANNED_ROWS, SqliteLimits
+from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.messages import TenantId
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.testing import START
@@ -57,14 +58,16 @@ def fill(
 
 
 @asynccontextmanager
-async def a_store(empty: Path, path: Path, **more: int) -> AsyncIterator[SqliteTimerStore]:
+async def a_store(
+    empty: Path, path: Path, limits: SqliteLimits, **more: int
+) -> AsyncIterator[SqliteTimerStore]:
     """Open a store with a backlog of one tenant, one timer of another, and so many others of a kind."""
     shutil.copyfile(empty, path)
     fill(path, 3 * LIMIT, tenant="acme", due_s=LONG_AGO_S, apart_s=1)
     fill(path, 1, tenant="globex", due_s=LONG_AGO_S + 10_000_000)
     for kind, count in more.items():
         _FILLS[kind](path, count)
-    async with open_sqlite_store(path, lambda: START) as store:
+    async with open_sqlite_store(path, lambda: START, limits=limits) as store:
         yield store
 
 
@@ -95,7 +98,7 @@ async def test_a_look_under_backlog_costs_the_same_beside_a_hundred_times_as_man
 ) -> None:
     costs = {}
     for count in (FEW, MANY):
-        async with a_store(empty, tmp_path / f"{count}.db", **{kind: count}) as store:
+        async with a_store(empty, tmp_path / f"{count}.db", DEFAULT_LIMITS, **{kind: count}) as store:
             found, more, _ = await look(store, KINDS[kind])  # The first learns who there is.
             costs[count] = (await look(store, KINDS[kind]))[2]
         assert (found, more) == ({ACME: LIMIT - 1, GLOBEX: 1}, True)
@@ -104,13 +107,10 @@ async def test_a_look_under_backlog_costs_the_same_beside_a_hundred_times_as_man
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_look_costs_more_than_a_bound(
-    empty: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 1_000)
-    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 100)
+async def test_no_look_costs_more_than_a_bound(empty: Path, tmp_path: Path, kind: str) -> None:
+    limits = SqliteLimits(max_scanned_rows=1_000, max_visited_tenants=100)
     costs = []
-    async with a_store(empty, tmp_path / "timers.db", **{kind: MANY}) as store:
+    async with a_store(empty, tmp_path / "timers.db", limits, **{kind: MANY}) as store:
         more = True
         while more:
             _, more, steps = await look(store, KINDS[kind])
@@ -123,8 +123,8 @@ async def test_no_look_costs_more_than_a_bound(
 async def test_while_tenants_are_held_back_each_of_their_timers_is_passed_once_at_the_most(
     empty: Path, tmp_path: Path
 ) -> None:
-    async with a_store(empty, tmp_path / "timers.db", held=MANY, idle=MANY) as store:
-        for _ in range(5 + MANY // due_tenants.SCANNED_ROWS):
+    async with a_store(empty, tmp_path / "timers.db", DEFAULT_LIMITS, held=MANY, idle=MANY) as store:
+        for _ in range(5 + MANY // MAX_SCANNED_ROWS):
             await look(store, HELD)
         found, more, steps = await look(store, HELD)
 
@@ -133,7 +133,7 @@ async def test_while_tenants_are_held_back_each_of_their_timers_is_passed_once_a
 
 
 async def test_thousands_of_held_tenants_cost_a_look_next_to_nothing(empty: Path, tmp_path: Path) -> None:
-    async with a_store(empty, tmp_path / "timers.db") as store:
+    async with a_store(empty, tmp_path / "timers.db", DEFAULT_LIMITS) as store:
         tenants = [TenantId(f"held-{n}") for n in range(5_000)]
         await store.apply([schedule("one", -10, tenant=tenant) for tenant in tenants], at(0))
         held = HeldBack(tenants=frozenset(tenants))
@@ -145,10 +145,9 @@ async def test_thousands_of_held_tenants_cost_a_look_next_to_nothing(empty: Path
 
 
 async def test_the_one_timer_of_a_tenant_is_found_in_time_whatever_stands_before_it(
-    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 1_000)
-    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 500)
+    limits = SqliteLimits(max_scanned_rows=1_000, max_visited_tenants=500)
     path = tmp_path / "timers.db"
     shutil.copyfile(empty, path)
     fill(path, 20_000, tenant="big", due_s=LONG_AGO_S, apart_s=1)
@@ -156,7 +155,7 @@ async def test_the_one_timer_of_a_tenant_is_found_in_time_whatever_stands_before
     fill(path, 1, tenant="small", due_s=LONG_AGO_S + 10_000_000)
     looks = 0
 
-    async with open_sqlite_store(path, lambda: START) as store:
+    async with open_sqlite_store(path, lambda: START, limits=limits) as store:
         found: Counter[TenantId] = Counter()
         while TenantId("small") not in found:
             found, _, _ = await look(store)
@@ -167,10 +166,9 @@ async def test_the_one_timer_of_a_tenant_is_found_in_time_whatever_stands_before
 
 
 async def test_the_steps_along_the_due_timers_find_a_tenant_where_too_many_have_pending_ones(
-    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 1_000)
-    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 10)
+    limits = SqliteLimits(max_scanned_rows=1_000, max_visited_tenants=10)
     path = tmp_path / "timers.db"
     shutil.copyfile(empty, path)
     fill(path, 3_000, tenant="big", due_s=LONG_AGO_S, apart_s=1)
@@ -178,7 +176,7 @@ async def test_the_steps_along_the_due_timers_find_a_tenant_where_too_many_have_
     fill(path, 1, tenant="small", due_s=LONG_AGO_S + 10_000_000)
     looks = 0
 
-    async with open_sqlite_store(path, lambda: START) as store:
+    async with open_sqlite_store(path, lambda: START, limits=limits) as store:
         found: Counter[TenantId] = Counter()
         while TenantId("small") not in found:
             found, _, _ = await look(store)
@@ -187,16 +185,13 @@ async def test_the_steps_along_the_due_timers_find_a_tenant_where_too_many_have_
     assert looks <= 1 + 3_001 // 1_000
 
 
-async def test_a_walk_during_which_the_clock_is_set_back_loses_nobody(
-    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(due_tenants, "SCANNED_ROWS", 10)
-    monkeypatch.setattr(due_tenants, "VISITED_TENANTS", 2)
+async def test_a_walk_during_which_the_clock_is_set_back_loses_nobody(empty: Path, tmp_path: Path) -> None:
+    limits = SqliteLimits(max_scanned_rows=10, max_visited_tenants=2)
     path = tmp_path / "timers.db"
     shutil.copyfile(empty, path)
     fill(path, 10_000, tenant="held", due_s=LONG_AGO_S, apart_s=1)
     fill(path, 5, due_s=YEAR_2100_S)
-    async with open_sqlite_store(path, lambda: START) as store:
+    async with open_sqlite_store(path, lambda: START, limits=limits) as store:
         await store.apply([schedule("one", -5, tenant=TenantId("early"))], at(-60))
         both = HeldBack(tenants=HELD.tenants | {TenantId("early")})
         async with store.claim_due(at(0), LIMIT, both):

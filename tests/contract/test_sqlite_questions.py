@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from tests.support.patience import PATIENCE_S
+from tests.support.sqlite import Hook
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, call, correlation, schedule
-from timer_service.adapters.sqlite import connections, questions, write_ahead_log
-from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.adapters.sqlite.limits import BUSY_TIMEOUT_MS, SqliteLimits
+from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
+from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
@@ -45,9 +48,20 @@ SELECT count(*) FROM numbers, (SELECT count(*) FROM timer_schedules)
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteTimerStore]:
-    async with open_sqlite_store(tmp_path / "timers.db", lambda: START) as opened:
-        yield opened
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "timers.db"
+
+
+@asynccontextmanager
+async def opened(path: Path, **limits: Any) -> AsyncIterator[SqliteTimerStore]:
+    async with open_sqlite_store(path, lambda: START, limits=SqliteLimits(**limits)) as store:
+        yield store
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteTimerStore]:
+    async with opened(path) as it:
+        yield it
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["one due time", "a due time each"])
@@ -58,7 +72,7 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     async def make() -> None:
         async with open_sqlite_store(path, lambda: START) as store:
             values = {"count": DEEP, "state": "Reached", "apart": request.param}
-            await store._writer.execute(FILL, values)
+            await store._writer.connection.execute(FILL, values)
 
     asyncio.run(make())
     return path, request.param
@@ -107,39 +121,34 @@ async def test_counting_passes_pending_timers_only(deep: tuple[Path, int], tmp_p
 # The time limit
 
 
-async def test_a_question_that_takes_too_long_is_interrupted_and_told_to_ask_again(
-    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 0.05)
+async def test_a_question_that_takes_too_long_is_interrupted_and_told_to_ask_again(path: Path) -> None:
+    async with opened(path, question_timeout_s=PATIENCE_S) as store:
+        hasty = Questions(path, store._questions._connections, SqliteLimits(question_timeout_s=0.5))
+        for _ in range(2 * ANSWERERS):
+            with pytest.raises(StoreBusy) as caught:
+                await hasty.ask(ACME, ENDLESS)
 
-    for _ in range(2 * questions.ANSWERERS):
-        with pytest.raises(StoreBusy) as caught:
-            await store._questions.ask(ACME, ENDLESS)
-    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
-
-    assert str(caught.value) == "a question took longer than 0.05 s"
-    assert await store.get(ACME, call("order-1")) is None
-    assert (await store.count(at(0))).pending == 0
+        assert str(caught.value) == "a question took longer than 0.5 s"
+        assert await store.get(ACME, call("order-1")) is None
+        assert (await store.count(at(0))).pending == 0
 
 
-async def test_one_tenants_endless_questions_hold_up_no_other_tenant(
-    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
-    await store.apply([schedule("mine", tenant=GLOBEX)], at(0))
-    endless = [asyncio.ensure_future(store._questions.ask(ACME, ENDLESS)) for _ in range(20)]
-    await asyncio.sleep(0)
+async def test_one_tenants_endless_questions_hold_up_no_other_tenant(path: Path) -> None:
+    async with opened(path, question_timeout_s=PATIENCE_S) as store:
+        await store.apply([schedule("mine", tenant=GLOBEX)], at(0))
+        endless = [asyncio.ensure_future(store._questions.ask(ACME, ENDLESS)) for _ in range(20)]
+        await asyncio.sleep(0)
 
-    found = await store.get(GLOBEX, call("mine"))
-    counts = await store.count(at(0))
-    for question in endless:
-        question.cancel()
-    await asyncio.gather(*endless, return_exceptions=True)
+        found = await store.get(GLOBEX, call("mine"))
+        counts = await store.count(at(0))
+        for question in endless:
+            question.cancel()
+        await asyncio.gather(*endless, return_exceptions=True)
 
-    assert found is not None
-    assert counts.pending == 1
-    assert await store.get(ACME, call("mine")) is None
-    assert dict(store._questions._shares) == {}
+        assert found is not None
+        assert counts.pending == 1
+        assert await store.get(ACME, call("mine")) is None
+        assert dict(store._questions._shares) == {}
 
 
 async def test_a_tenant_that_never_stops_asking_has_one_connection_at_a_time(store: SqliteTimerStore) -> None:
@@ -159,7 +168,7 @@ async def test_a_tenant_that_never_stops_asking_has_one_connection_at_a_time(sto
             await following
 
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(*(ask(10) for _ in range(2 * questions.ANSWERERS)))
+        await asyncio.gather(*(ask(10) for _ in range(2 * ANSWERERS)))
 
     assert set(at_once) == {1}
     assert dict(store._questions._shares) == {}
@@ -188,9 +197,13 @@ async def test_a_long_count_holds_up_no_command_and_counts_it_all_the_same(store
     assert (await store.count(at(0))).pending == 1_001
 
 
-async def test_a_count_during_which_a_commit_was_left_in_doubt_is_made_again(
-    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_count_during_which_a_commit_was_left_in_doubt_is_made_again(path: Path) -> None:
+    hook = Hook()
+    async with open_sqlite_store(path, lambda: START, driver=hook.driver) as store:
+        await _count_beside_a_commit_in_doubt(store, hook)
+
+
+async def _count_beside_a_commit_in_doubt(store: SqliteTimerStore, hook: Hook) -> None:
     await store.apply([schedule(f"order-{n}", 60, number=n) for n in range(1_000)], at(0))
     counting, go_on = threading.Event(), threading.Event()
 
@@ -199,26 +212,24 @@ async def test_a_count_during_which_a_commit_was_left_in_doubt_is_made_again(
         go_on.wait(60)
         return 0
 
-    execute = store._writer.execute
-
-    async def in_doubt(sql: str, *parameters: Any) -> Any:
-        answer = await execute(sql, *parameters)
+    async def in_doubt(sql: str) -> None:
         if sql == "COMMIT":
+            hook.after = settled
             raise sqlite3.OperationalError("database is locked")
-        return answer
+
+    settled = hook.after
 
     for connection in store._questions._connections:
         await connection.set_progress_handler(wait, 2_000)
     count = asyncio.ensure_future(store.count(at(0)))
     await asyncio.to_thread(counting.wait, 60)
-    with monkeypatch.context() as patched:
-        patched.setattr(store._writer, "execute", in_doubt)
-        with pytest.raises(StoreFailed):
-            await store.apply([schedule("another", 60)], at(0))
+    hook.after = in_doubt
+    with pytest.raises(StoreFailed):
+        await store.apply([schedule("another", 60)], at(0))
     go_on.set()
 
     assert (await count).pending == 1_000
-    assert store._pending is None
+    assert not store._pending.is_known
     assert (await store.count(at(0))).pending == 1_001
 
 
@@ -230,69 +241,68 @@ async def test_a_transaction_that_failed_before_its_commit_needs_no_new_count(
     with pytest.raises(StoreFailed):
         await store.apply([schedule("order-2", number=2), schedule("x" * 256, number=3)], at(0))
 
-    assert store._pending == 1
+    assert store._pending.is_known
     assert (await store.count(at(0))).pending == 1
 
 
 # The log
 
 
-async def test_the_log_stays_bounded_while_somebody_always_reads(
-    store: SqliteTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_log_stays_bounded_while_somebody_always_reads(path: Path) -> None:
     limit = 1_000_000
-    monkeypatch.setattr(write_ahead_log, "LOG_LIMIT_BYTES", limit)
-    monkeypatch.setattr(write_ahead_log, "GROWTH_BYTES", limit // 4)
-    # A question that has not begun when it is interrupted goes on: the second time must find it at work.
-    monkeypatch.setattr(questions, "HOLD_PATIENCE_S", 0.1)
-    monkeypatch.setattr(questions, "QUESTION_LIMIT_S", 60)
-    await store._writer.execute("PRAGMA wal_autocheckpoint = 100")
-    largest, refused, over = 0, 0, False
+    limits = {
+        "max_log_bytes": limit,
+        "log_growth_bytes": limit // 4,
+        # A question that has not begun when it is interrupted goes on: the second time must find it at work.
+        "hold_timeout_s": 0.1,
+        "question_timeout_s": PATIENCE_S,
+    }
+    async with opened(path, **limits) as store:
+        await store._writer.connection.execute("PRAGMA wal_autocheckpoint = 100")
+        largest, refused, over = 0, 0, False
 
-    async def read(tenant: str) -> None:
-        """Ask again as soon as the last question is interrupted: there is always somebody who reads."""
-        nonlocal refused
-        while not over:
-            try:
-                await store._questions.ask(tenant, ENDLESS)
-            except StoreBusy:
-                refused += 1
+        async def read(tenant: str) -> None:
+            """Ask again as soon as the last question is interrupted: there is always somebody who reads."""
+            nonlocal refused
+            while not over:
+                try:
+                    await store._questions.ask(tenant, ENDLESS)
+                except StoreBusy:
+                    refused += 1
 
-    readers = [asyncio.ensure_future(read(tenant)) for tenant in ("one", "two")]
-    for batch in range(20):
-        commands = [schedule(f"order-{batch}-{n}", number=n) for n in range(200)]
-        await store.apply(commands, at(0))
-        largest = max(largest, store._log.size_bytes)
-    over = True
-    for reader in readers:
-        reader.cancel()
-    await asyncio.gather(*readers, return_exceptions=True)
+        readers = [asyncio.ensure_future(read(tenant)) for tenant in ("one", "two")]
+        for batch in range(20):
+            commands = [schedule(f"order-{batch}-{n}", number=n) for n in range(200)]
+            await store.apply(commands, at(0))
+            largest = max(largest, store._log.size_bytes)
+        over = True
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        kept = await store.list_timers(TimerQuery(ACME, limit=10_000))
 
     assert refused > 0
     assert limit / 2 < largest < 2 * limit
-    assert len(await store.list_timers(TimerQuery(ACME, limit=10_000))) == 4_000
+    assert len(kept) == 4_000
 
 
-async def test_a_reader_outside_the_service_lets_the_log_grow_and_commands_go_on(
-    store: SqliteTimerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(write_ahead_log, "LOG_LIMIT_BYTES", 200_000)
-    monkeypatch.setattr(write_ahead_log, "GROWTH_BYTES", 1_000_000)
-    monkeypatch.setattr(write_ahead_log, "RESET_WAIT_MS", 1)
+async def test_a_reader_outside_the_service_lets_the_log_grow_and_commands_go_on(path: Path) -> None:
     batches = [[schedule(f"order-{b}-{n}", number=n) for n in range(200)] for b in range(4)]
 
-    with closing(sqlite3.connect(tmp_path / "timers.db", isolation_level=None)) as backup:
-        backup.execute("BEGIN")
-        backup.execute("SELECT count(*) FROM timer_schedules").fetchall()
-        for batch in batches[:3]:
-            await store.apply(batch, at(0))
-        grown = store._log.size_bytes
-        tried_again_beyond = store._log._limit
-        backup.execute("ROLLBACK")
-    store._log._limit = 0
-    await store.apply(batches[3], at(0))
+    limits = {"max_log_bytes": 200_000, "log_growth_bytes": 1_000_000, "reset_timeout_ms": 1}
+    async with opened(path, **limits) as store:
+        with closing(sqlite3.connect(path, isolation_level=None)) as backup:
+            backup.execute("BEGIN")
+            backup.execute("SELECT count(*) FROM timer_schedules").fetchall()
+            for batch in batches[:3]:
+                await store.apply(batch, at(0))
+            grown = store._log.size_bytes
+            tried_again_beyond = store._log._next_try_bytes
+            backup.execute("ROLLBACK")
+        store._log._next_try_bytes = 0
+        await store.apply(batches[3], at(0))
 
-    assert 200_000 < grown < tried_again_beyond
-    assert store._log.size_bytes == 0
-    [(timeout_ms,)] = await store._writer.execute_fetchall("PRAGMA busy_timeout")
-    assert timeout_ms == connections.BUSY_TIMEOUT_MS
+        assert 200_000 < grown < tried_again_beyond
+        assert store._log.size_bytes == 0
+        [(timeout_ms,)] = await store._writer.connection.execute_fetchall("PRAGMA busy_timeout")
+        assert timeout_ms == BUSY_TIMEOUT_MS

@@ -21,6 +21,7 @@ import aiosqlite
 import pytest
 
 from tests.support.patience import PATIENCE_S
+from tests.support.sqlite import Hook
 from tests.support.steps import counted
 from tests.support.timers import (
     ACME,
@@ -35,21 +36,15 @@ from tests.support.timers import (
     scheduled_timer,
 )
 from timer_service.adapters.migrations import Migration, load_migrations
-from timer_service.adapters.sqlite import connections, marks, schema
-from timer_service.adapters.sqlite import store as store_module
+from timer_service.adapters.sqlite import connections, marks, schema, statements
 from timer_service.adapters.sqlite.backup import back_up
-from timer_service.adapters.sqlite.connections import BUSY_TIMEOUT_MS
 from timer_service.adapters.sqlite.due_tenants import SCAN, SCAN_END, WALK
+from timer_service.adapters.sqlite.errors import translate
+from timer_service.adapters.sqlite.limits import BUSY_TIMEOUT_MS, SqliteLimits
 from timer_service.adapters.sqlite.looks import FIND_DUE, FIND_DUE_IN_TURNS
+from timer_service.adapters.sqlite.opening import open_sqlite_store, require_sqlite
 from timer_service.adapters.sqlite.pages import LIST_BY_CORRELATION, LIST_BY_STATE
-from timer_service.adapters.sqlite.store import (
-    COUNT_OVERDUE,
-    COUNT_PENDING,
-    NEXT_DUE,
-    PURGE,
-    SqliteTimerStore,
-    open_sqlite_store,
-)
+from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.errors import (
     StoreBusy,
     StoreFailed,
@@ -96,23 +91,22 @@ def rows_in(path: Path, sql: str) -> list[tuple[Any, ...]]:
 # How it is opened
 
 
-async def test_a_start_that_is_cancelled_leaves_no_thread_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_that_is_cancelled_leaves_no_thread_behind(tmp_path: Path) -> None:
     """Its thread would speak to an event loop that is closed."""
     asked_for, allowed = threading.Event(), threading.Event()
-    real = sqlite3.connect
 
-    def slow(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        asked_for.set()
-        allowed.wait(PATIENCE_S)
-        return cast("sqlite3.Connection", real(*arguments, **options))
+    def slow(address: str, **options: Any) -> aiosqlite.Connection:
+        def connect() -> sqlite3.Connection:
+            asked_for.set()
+            allowed.wait(PATIENCE_S)
+            return cast("sqlite3.Connection", sqlite3.connect(address, **options))
+
+        return aiosqlite.Connection(connect, iter_chunk_size=64)
 
     async def start() -> None:
-        async with connections.connect(tmp_path / "timers.db"):
+        async with connections.connect(tmp_path / "timers.db", driver=slow):
             pass
 
-    monkeypatch.setattr(sqlite3, "connect", slow)
     before = set(threading.enumerate())
     starting = asyncio.ensure_future(start())
     while not asked_for.is_set():
@@ -145,7 +139,7 @@ async def test_a_start_that_is_cancelled_leaves_no_thread_behind(
 async def test_what_is_written_is_written_safely(
     store: SqliteTimerStore, pragma: str, expected: object
 ) -> None:
-    assert await value(store._writer, f"PRAGMA {pragma}") == expected
+    assert await value(store._writer.connection, f"PRAGMA {pragma}") == expected
 
 
 async def test_the_second_connection_waits_too_and_cannot_write(store: SqliteTimerStore) -> None:
@@ -206,13 +200,13 @@ WITHDRAWN = {"state": "Cancelled", "cancelled_at": T}
 
 async def insert(store: SqliteTimerStore, row: dict[str, Any]) -> None:
     marks = ", ".join("?" for _ in row)
-    await store._writer.execute(
+    await store._writer.connection.execute(
         f"INSERT INTO timer_schedules ({', '.join(row)}) VALUES ({marks})", list(row.values())
     )
 
 
 async def test_the_table_is_strict_and_without_rowid(store: SqliteTimerStore) -> None:
-    rows = await store._writer.execute_fetchall(
+    rows = await store._writer.connection.execute_fetchall(
         "SELECT strict, wr FROM pragma_table_list WHERE name = 'timer_schedules'"
     )
 
@@ -237,7 +231,7 @@ async def test_the_schema_accepts_every_timer_there_can_be(
 ) -> None:
     await insert(store, {**GOOD, **changes})
 
-    assert await value(store._writer, "SELECT count(*) FROM timer_schedules") == 1
+    assert await value(store._writer.connection, "SELECT count(*) FROM timer_schedules") == 1
 
 
 BAD_TIMES = [
@@ -477,9 +471,9 @@ def test_a_program_without_its_migrations_says_so(tmp_path: Path) -> None:
 # What cannot be opened
 
 
-async def fails_to_open(path: Path) -> str:
+async def fails_to_open(path: Path, **options: Any) -> str:
     with pytest.raises(StoreFailed) as caught:
-        async with opened(path):
+        async with opened(path, **options):
             pass
     return str(caught.value)
 
@@ -514,7 +508,8 @@ async def test_a_corrupt_schema_is_found_at_start(path: Path) -> None:
 async def test_corrupt_rows_are_found_when_they_are_read(path: Path) -> None:
     async with opened(path) as store:
         root = await value(
-            store._writer, "SELECT max(rootpage) FROM sqlite_schema WHERE name <> 'timer_migrations'"
+            store._writer.connection,
+            "SELECT max(rootpage) FROM sqlite_schema WHERE name <> 'timer_migrations'",
         )
     await make_corrupt(path, int(root) + 1)
 
@@ -540,23 +535,19 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     )
 
 
-async def test_a_sqlite_that_is_too_old_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "OLDEST_SQLITE", (99, 1, 0))
+def test_a_sqlite_that_is_too_old_is_named() -> None:
+    with pytest.raises(StoreFailed) as caught:
+        require_sqlite((3, 37, 2))
 
-    assert await fails_to_open(path) == (
-        f"SQLite {sqlite3.sqlite_version} is too old: 99.1.0 or newer is needed"
-    )
+    assert str(caught.value) == "SQLite 3.37.2 is too old: 3.38.0 or newer is needed"
 
 
-async def test_a_file_that_cannot_be_written_at_start_is_a_failure(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_cannot_be_written_at_start_is_a_failure(path: Path) -> None:
     async with opened(path):
         pass
-    monkeypatch.setattr(connections, "BUSY_TIMEOUT_MS", 1)
 
     with another_writer(path):
-        text = await fails_to_open(path)
+        text = await fails_to_open(path, limits=SqliteLimits(busy_timeout_ms=1))
 
     assert text.startswith(f"cannot write at start: {path}: database is locked")
 
@@ -590,14 +581,14 @@ def sqlite_error(name: str) -> sqlite3.Error:
 def test_each_error_of_sqlite_is_one_of_ours_and_says_what_to_do(
     path: Path, name: str, kind: type[TimerServiceError], advice: str
 ) -> None:
-    error = connections.translate(sqlite_error(name), path)
+    error = translate(sqlite_error(name), path)
 
     assert type(error) is kind
     assert str(error) == f"{path}: told by SQLite ({name}){advice}"
 
 
 def test_an_error_without_a_code_is_a_failure(path: Path) -> None:
-    error = connections.translate(sqlite3.ProgrammingError("closed"), path)
+    error = translate(sqlite3.ProgrammingError("closed"), path)
 
     assert type(error) is StoreFailed
     assert str(error).startswith(f"{path}: closed (ProgrammingError)")
@@ -661,7 +652,7 @@ SECOND_PROCESS = """
 import asyncio, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError
 
 async def main():
@@ -809,7 +800,7 @@ def another_writer(path: Path) -> Iterator[None]:
 
 async def hurry(store: SqliteTimerStore) -> None:
     """Let a locked file be noticed at once."""
-    await store._writer.execute("PRAGMA busy_timeout = 1")
+    await store._writer.connection.execute("PRAGMA busy_timeout = 1")
 
 
 async def test_while_another_connection_writes_the_store_is_busy_and_then_works(
@@ -849,8 +840,8 @@ async def test_reading_goes_on_while_another_connection_writes(store: SqliteTime
 
 async def fill(store: SqliteTimerStore) -> None:
     """Let the file grow no further."""
-    pages = await value(store._writer, "PRAGMA page_count")
-    await store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    pages = await value(store._writer.connection, "PRAGMA page_count")
+    await store._writer.connection.execute(f"PRAGMA max_page_count = {pages}")
 
 
 async def test_a_full_disk_keeps_nothing_of_a_batch_and_works_again_with_space(
@@ -862,7 +853,7 @@ async def test_a_full_disk_keeps_nothing_of_a_batch_and_works_again_with_space(
     with pytest.raises(StoreFull):
         await store.apply(batch, at(0))
     kept = await store.list_timers(TimerQuery(ACME, limit=10_000))
-    await store._writer.execute("PRAGMA max_page_count = 100000")
+    await store._writer.connection.execute("PRAGMA max_page_count = 100000")
     outcomes = await store.apply(batch, at(0))
 
     assert kept == []
@@ -879,7 +870,7 @@ async def test_a_full_disk_marks_nothing_of_a_batch(store: SqliteTimerStore) -> 
     with pytest.raises(StoreFull):
         await store.marks.mark(events)
     unmarked = await store.list_timers(TimerQuery(ACME, state=TimerState.SCHEDULED, limit=10_000))
-    await store._writer.execute("PRAGMA max_page_count = 100000")
+    await store._writer.connection.execute("PRAGMA max_page_count = 100000")
 
     assert len(unmarked) == len(names)
     assert await store.marks.mark(events) == len(names)
@@ -924,44 +915,42 @@ async def test_a_log_that_is_not_there_counts_as_empty(path: Path) -> None:
     assert counts.log_bytes == 0
 
 
-# A call and a firing exclude each other
+# A request and a firing exclude each other
 
 
-async def test_a_timer_whose_call_ends_while_the_worker_reads_is_left_out_of_the_claim(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_timer_whose_request_ends_while_the_worker_reads_is_left_out_of_the_claim(
+    path: Path,
 ) -> None:
-    async with opened(path) as store:
+    hook = Hook()
+    async with opened(path, driver=hook.driver) as store:
         await store.apply([schedule("order-1", 10)], at(0))
-        await store._writing.acquire()
+        await store._writer.lock.acquire()
         cancelling = asyncio.ensure_future(asked(store, cancel("order-1"), now=at(9)))
         await asyncio.sleep(0)
-        looks = store._looks
-        read = looks._read
 
-        async def read_and_let_the_call_end(sql: str, parameters: Any) -> list[tuple[Any, ...]]:
-            found = await read(sql, parameters)
-            store._writing.release()
-            await cancelling
-            return found
+        async def let_the_request_end(sql: str) -> None:
+            if sql == FIND_DUE:
+                store._writer.lock.release()
+                await cancelling
 
-        monkeypatch.setattr(looks, "_read", read_and_let_the_call_end)
+        hook.after = let_the_request_end
         async with store.claim_due(at(10), 10) as claim:
             claimed = list(claim.timers)
 
     assert (cancelling.result(), claimed) == ([Outcome.CANCELLED], [])
 
 
-async def test_calls_that_never_cease_do_not_keep_a_due_timer_from_firing(path: Path) -> None:
+async def test_requests_that_never_cease_do_not_keep_a_due_timer_from_firing(path: Path) -> None:
     async with opened(path) as store:
         await store.apply([schedule("order-1", 10)], at(0))
-        await store._writing.acquire()
+        await store._writer.lock.acquire()
         first = asyncio.ensure_future(asked(store, cancel("order-1"), now=at(11)))
         await asyncio.sleep(0)
         async with store.claim_due(at(11), 10) as claim:
             left_out = (list(claim.timers), claim.more)
 
         second = await asked(store, cancel("order-1"), now=at(11))
-        store._writing.release()
+        store._writer.lock.release()
         outcome = await first
         async with store.claim_due(at(11), 10) as claim:
             claimed = [timer.service_call_id for timer in claim.timers]
@@ -969,16 +958,6 @@ async def test_calls_that_never_cease_do_not_keep_a_due_timer_from_firing(path: 
     assert left_out == ([], True)
     assert (second, outcome) == ([Outcome.DUE], [Outcome.DUE])
     assert claimed == ["order-1"]
-
-
-async def test_a_call_that_has_ended_leaves_nothing_in_memory(path: Path) -> None:
-    async with opened(path) as store:
-        for number in range(100):
-            await asked(store, schedule(f"order-{number}"), now=at(0))
-        async with store.claim_due(at(0), 10):
-            pass
-
-    assert (dict(store._calling), store._called_lately) == ({}, set())
 
 
 # Searches stay short beside a long history
@@ -1002,7 +981,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def make() -> None:
         async with opened(path) as store:
-            await store._writer.execute(HISTORY)
+            await store._writer.connection.execute(HISTORY)
             await store.apply([schedule(f"waiting-{n}", -n, number=n) for n in range(1, 6)], at(0))
             await store.apply([schedule("lone", -1, tenant=GLOBEX, correlation="request-1")], at(0))
 
@@ -1012,19 +991,19 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SEARCHES: dict[str, tuple[str, set[str]]] = {
     "FIND_DUE": (FIND_DUE, {"timer_schedules_due"}),
-    "NEXT_DUE": (NEXT_DUE, {"timer_schedules_due"}),
+    "NEXT_DUE": (statements.NEXT_DUE, {"timer_schedules_due"}),
     "SCAN_END": (SCAN_END, {"timer_schedules_due"}),
     "SCAN": (SCAN, {"timer_schedules_due"}),
     "WALK": (WALK, {"timer_schedules_by_state"}),
     "FIND_DUE_IN_TURNS": (FIND_DUE_IN_TURNS, {"timer_schedules_by_state", "PRIMARY KEY"}),
     "LIST_BY_STATE": (LIST_BY_STATE, {"timer_schedules_by_state"}),
     "LIST_BY_CORRELATION": (LIST_BY_CORRELATION, {"timer_schedules_by_correlation"}),
-    "PURGE": (PURGE, {"timer_schedules_ended", "PRIMARY KEY"}),
-    "COUNT_PENDING": (COUNT_PENDING, {"timer_schedules_by_state"}),
-    "COUNT_OVERDUE": (COUNT_OVERDUE, {"timer_schedules_due"}),
-    "load": (store_module._LOAD, {"PRIMARY KEY"}),
+    "PURGE": (statements.PURGE, {"timer_schedules_ended", "PRIMARY KEY"}),
+    "COUNT_PENDING": (statements.COUNT_PENDING, {"timer_schedules_by_state"}),
+    "COUNT_OVERDUE": (statements.COUNT_OVERDUE, {"timer_schedules_due"}),
+    "load": (statements.LOAD, {"PRIMARY KEY"}),
     "mark": (marks.MARK_REACHED, {"PRIMARY KEY"}),
-    "get": (store_module._GET, {"PRIMARY KEY"}),
+    "get": (statements.GET, {"PRIMARY KEY"}),
 }
 _STEP = re.compile(
     r"(SEARCH|SCAN) (?:timer_schedules|t)\b(?:.* USING (?:COVERING )?(?:INDEX )?(\w+(?: KEY)?))?"
@@ -1111,7 +1090,7 @@ async def test_the_last_page_of_a_list_costs_no_more_than_the_first(history: Pat
 
 
 async def test_a_purge_of_a_few_stays_short_beside_a_long_history(history: Path) -> None:
-    async with opened(history) as store, counted(store._writer) as steps:
+    async with opened(history) as store, counted(store._writer.connection) as steps:
         assert await store.purge(at(0), 10) == 10
 
     assert steps[0] < ENOUGH_STEPS

@@ -13,7 +13,7 @@ from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.adapters.migrations import load_migrations
 from timer_service.adapters.postgres.store import open_postgres_store
-from timer_service.adapters.sqlite.store import open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreFailed
 from timer_service.domain.messages import Command, Position

@@ -14,7 +14,7 @@ from tests.simulation import process
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
 from timer_service.adapters.nats import inbox, letters, positions
-from timer_service.adapters.sqlite import looks, marks, store
+from timer_service.adapters.sqlite import exclusion, looks, marks, statements, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
 from timer_service.domain import timer as rules
@@ -56,7 +56,7 @@ def replaced(owner: type | ModuleType, name: str, value: object) -> Change:
     return plant
 
 
-def sql(name: str, old: str, new: str, owner: ModuleType = store) -> Change:
+def sql(name: str, old: str, new: str, owner: ModuleType = statements) -> Change:
     """Plant a bug in a statement of the store."""
     statement: str = getattr(owner, name)
     assert old in statement, f"{name} no longer holds {old!r}: plant this bug in another way"
@@ -185,7 +185,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "what was changed before its mark is not looked for": lambda: rewritten(
         Firing, "_fire_batch", ("if report.marked < len(report.confirmed):", "if False:")
     ),
-    "missing tenant filter on get": lambda: sql("_GET", "tenant_id = ?", "? <> ''"),
+    "missing tenant filter on get": lambda: sql("GET", "tenant_id = ?", "? <> ''"),
     "wake-up checked before waiting": lambda: rewritten(
         Firing,
         "run",
@@ -310,7 +310,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "a request changes a timer that is being fired": lambda: _together(
         rewritten(
-            store.SqliteTimerStore, "decide", ("closed = self._claimed | self._wanted", "closed = set()")
+            exclusion.Exclusion, "requesting", ("closed = self._claimed | self._wanted", "closed = set()")
         ),
         rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
     ),

@@ -7,11 +7,8 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol, cast
-from unittest.mock import patch
 
-import aiosqlite
 import structlog
 from structlog.testing import capture_logs
 
@@ -22,11 +19,13 @@ from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.session import SessionMeans
-from timer_service.adapters.sqlite import connections, due_tenants, store, write_ahead_log
+from timer_service.adapters.sqlite.limits import SqliteLimits
+from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.system import SystemClock
 from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
 from timer_service.service.run import Service, run_service
+from timer_service.stores import open_store
 
 _SETTINGS = load_settings(http_port=0)
 
@@ -104,18 +103,21 @@ def parts_of(machine: Machine) -> Parts:
     wall = machine.wall
     make_client = cast("type[TolerantClient]", machine.nats)
     means = NatsMeans(session=SessionMeans(make_client=make_client, elapsed_s=machine.loop.time))
+    # So small that a few tenants and timers take several looks to be known.
+    limits = SqliteLimits(max_scanned_rows=3, max_visited_tenants=2, max_log_bytes=machine.log_limit_bytes)
+    open_sqlite = partial(open_sqlite_store, driver=machine.disk.connect, limits=limits)
     return Parts(
         make_clock=partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms),
         chance=machine.chance,
         elapsed_s=machine.loop.time,
+        open_store=partial(open_store, open_sqlite=open_sqlite),
         make_bus=partial(NatsBus, means=means),
     )
 
 
 @contextmanager
 def installed(machine: Machine) -> Iterator[None]:
-    """Put the simulated machine under the service's adapters."""
-    sqlite = SimpleNamespace(connect=machine.disk.connect, Connection=aiosqlite.Connection)
+    """Let the machine hear what the service logs."""
     logging = structlog.get_config()
 
     def keep(_: object, level: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -128,14 +130,7 @@ def installed(machine: Machine) -> Iterator[None]:
         cache_logger_on_first_use=False,
     )
     try:
-        with (
-            patch.object(connections, "aiosqlite", sqlite),
-            # So small that a few tenants and timers take several looks to be known.
-            patch.object(due_tenants, "SCANNED_ROWS", 3),
-            patch.object(due_tenants, "VISITED_TENANTS", 2),
-            patch.object(write_ahead_log, "LOG_LIMIT_BYTES", machine.log_limit_bytes),
-        ):
-            yield
+        yield
     finally:
         structlog.configure(**logging)
 
@@ -146,7 +141,7 @@ def build_template(folder: Path) -> Path:
     if not path.exists():
 
         async def make() -> None:
-            async with store.open_sqlite_store(path, lambda: datetime(2026, 1, 1, tzinfo=UTC)):
+            async with open_sqlite_store(path, lambda: datetime(2026, 1, 1, tzinfo=UTC)):
                 pass
 
         with capture_logs():

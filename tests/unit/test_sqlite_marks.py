@@ -11,7 +11,8 @@ import pytest
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, call, reached, schedule
 from timer_service.adapters.sqlite.marks import Changes, Marks
-from timer_service.adapters.sqlite.store import SqliteTimerStore, open_sqlite_store
+from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.errors import StoreFull
 from timer_service.domain.timer import TimerState
 from timer_service.testing import START
@@ -58,8 +59,8 @@ async def _rest() -> None:
 
 
 async def test_marks_that_wait_together_share_one_transaction(store: SqliteTimerStore) -> None:
-    transactions = _Transactions(store._writer)
-    marks = Marks(store._writer, transactions.begin)
+    transactions = _Transactions(store._writer.connection)
+    marks = Marks(store._writer.connection, transactions.begin)
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         tasks = [
@@ -83,9 +84,9 @@ async def test_marks_that_wait_together_share_one_transaction(store: SqliteTimer
 async def test_a_group_that_fails_marks_nothing_and_each_of_it_can_be_tried_again(
     store: SqliteTimerStore,
 ) -> None:
-    transactions = _Transactions(store._writer)
+    transactions = _Transactions(store._writer.connection)
     transactions.error = StoreFull("no space")
-    marks = Marks(store._writer, transactions.begin)
+    marks = Marks(store._writer.connection, transactions.begin)
     events = [[reached("order-1", 0)], [reached("order-2", 0)]]
     transactions.free.set()
 
@@ -100,8 +101,8 @@ async def test_a_group_that_fails_marks_nothing_and_each_of_it_can_be_tried_agai
 
 
 async def test_one_that_is_cancelled_leaves_its_group_to_the_next(store: SqliteTimerStore) -> None:
-    transactions = _Transactions(store._writer)
-    marks = Marks(store._writer, transactions.begin)
+    transactions = _Transactions(store._writer.connection)
+    marks = Marks(store._writer.connection, transactions.begin)
 
     async with asyncio.timeout(PATIENCE_S):
         first = asyncio.ensure_future(marks.mark([reached("order-1", 0)]))
@@ -117,9 +118,9 @@ async def test_one_that_is_cancelled_leaves_its_group_to_the_next(store: SqliteT
 
 
 async def test_a_mark_that_comes_later_has_a_transaction_of_its_own(store: SqliteTimerStore) -> None:
-    transactions = _Transactions(store._writer)
+    transactions = _Transactions(store._writer.connection)
     transactions.free.set()
-    marks = Marks(store._writer, transactions.begin)
+    marks = Marks(store._writer.connection, transactions.begin)
 
     await marks.mark([reached("order-1", 0)])
     await marks.mark([reached("order-2", 0)])

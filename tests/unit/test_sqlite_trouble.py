@@ -9,9 +9,9 @@ import aiosqlite
 import pytest
 
 from tests.support.timers import ACME, GLOBEX, scheduled_timer
-from timer_service.adapters.sqlite import connections, questions
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
-from timer_service.adapters.sqlite.connections import prepare_in_time
+from timer_service.adapters.sqlite.limits import DEFAULT_LIMITS, SqliteLimits
+from timer_service.adapters.sqlite.opening import in_short_turns
 from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
 from timer_service.domain.errors import CriticalError, StoreFailed
 from timer_service.testing import START
@@ -28,16 +28,13 @@ class FakeConnection:
         self.interrupted.set()
 
 
-def new_questions() -> tuple[Questions, list[FakeConnection]]:
+def new_questions(limits: SqliteLimits = DEFAULT_LIMITS) -> tuple[Questions, list[FakeConnection]]:
     fakes = [FakeConnection() for _ in range(ANSWERERS)]
-    return Questions(Path("timers.db"), cast("list[aiosqlite.Connection]", fakes)), fakes
+    return Questions(Path("timers.db"), cast("list[aiosqlite.Connection]", fakes), limits), fakes
 
 
-async def test_where_nobody_may_ask_a_question_that_does_not_end_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(questions, "HOLD_PATIENCE_S", 0.001)
-    asked, fakes = new_questions()
+async def test_where_nobody_may_ask_a_question_that_does_not_end_is_interrupted() -> None:
+    asked, fakes = new_questions(SqliteLimits(hold_timeout_s=0.001))
     asking = asyncio.Event()
 
     async def endless() -> None:
@@ -84,20 +81,18 @@ class FakeWriter:
     ],
 )
 async def test_a_file_that_is_busy_at_the_start_is_waited_for_in_short_turns(
-    monkeypatch: pytest.MonkeyPatch, errors: list[int], patience_ms: int, tries: int
+    errors: list[int], patience_ms: int, tries: int
 ) -> None:
     left, tried = list(errors), 0
 
-    async def prepare(*_: object, mark_new: bool) -> None:
+    async def prepare() -> None:
         nonlocal tried
         tried += 1
         if left:
             raise locked(left.pop(0))
 
-    monkeypatch.setattr(connections, "prepare", prepare)
-    monkeypatch.setattr(connections, "BUSY_TIMEOUT_MS", patience_ms)
     writer = FakeWriter()
-    preparing = prepare_in_time(cast("aiosqlite.Connection", writer), Path("x"), "now", None)
+    preparing = in_short_turns(cast("aiosqlite.Connection", writer), prepare, patience_ms)
 
     if tries > len(errors):
         await preparing

@@ -10,18 +10,12 @@ from typing import Any, Final
 import aiosqlite
 
 from timer_service.adapters import rows
-from timer_service.adapters.sqlite.connections import (
-    COPY,
-    NEW,
-    connect,
-    exists,
-    moved_to,
-    prepare,
-    translated,
-    uri,
-)
+from timer_service.adapters.sqlite.connections import connect
 from timer_service.adapters.sqlite.epochs import insert_epochs, read_epochs
+from timer_service.adapters.sqlite.errors import translated
+from timer_service.adapters.sqlite.opening import prepare, try_to_open
 from timer_service.adapters.sqlite.ownership import sole_owner
+from timer_service.adapters.sqlite.schema import COPY, MOVED, NEW, exists, moved_to
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
@@ -40,8 +34,6 @@ _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules
 ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
 """
-_MARK_MOVED: Final = "CREATE TABLE IF NOT EXISTS timer_moved (target TEXT NOT NULL) STRICT"
-_BEGIN_COPY: Final = "CREATE TABLE IF NOT EXISTS timer_copy (source TEXT NOT NULL) STRICT"
 
 
 @asynccontextmanager
@@ -54,8 +46,7 @@ async def open_sqlite_archive(
     path = path.resolve()
     with sole_owner(path):
         with translated(path):
-            # Here and not on aiosqlite's thread, which a failing connect would leave behind.
-            sqlite3.connect(uri(path), uri=True).close()
+            try_to_open(path)
         async with connect(path) as connection:
             with translated(path):
                 await prepare(connection, path, rows.text(now()))
@@ -113,43 +104,44 @@ class SqliteArchive:
         with translated(self._path):
             if not await exists(self._connection, COPY):
                 return None
-        return str((await self._fetch("SELECT max(source) FROM timer_copy"))[0][0])
+        return str((await self._fetch(f"SELECT max(source) FROM {COPY}"))[0][0])  # noqa: S608
 
     async def begin_copy(self, source: str) -> None:
         """Remember that this file is being filled."""
-        with translated(self._path):
-            await self._connection.execute("BEGIN IMMEDIATE")
-            await self._connection.execute(_BEGIN_COPY)
-            await self._connection.execute("DELETE FROM timer_copy")
-            await self._connection.execute("INSERT INTO timer_copy VALUES (?)", (source,))
-            await self._connection.execute("COMMIT")
+        await self._remember(COPY, "source", source)
 
     async def end_copy(self) -> None:
         """Forget that: the copy is whole."""
         with translated(self._path):
             await self._connection.execute(f"DROP TABLE IF EXISTS {NEW}")
-            await self._connection.execute("DROP TABLE timer_copy")
+            await self._connection.execute(f"DROP TABLE {COPY}")
 
     async def mark_moved(self, target: str) -> None:
         """Remember that the timers are elsewhere now."""
-        with translated(self._path):
-            await self._connection.execute("BEGIN IMMEDIATE")
-            await self._connection.execute(_MARK_MOVED)
-            await self._connection.execute("DELETE FROM timer_moved")
-            await self._connection.execute("INSERT INTO timer_moved VALUES (?)", (target,))
-            await self._connection.execute("COMMIT")
+        await self._remember(MOVED, "target", target)
 
     async def reopen(self) -> str | None:
         """Forget that; return where they were moved to."""
         with translated(self._path):
             target = await moved_to(self._connection)
-            await self._connection.execute("DROP TABLE IF EXISTS timer_moved")
+            await self._connection.execute(f"DROP TABLE IF EXISTS {MOVED}")
         return target
 
     async def clear(self) -> None:
         """Delete every timer."""
         with translated(self._path):
             await self._connection.execute("DELETE FROM timer_schedules")
+
+    async def _remember(self, table: str, column: str, value: str) -> None:
+        """Keep one text in a table of its own."""
+        with translated(self._path):
+            await self._connection.execute("BEGIN IMMEDIATE")
+            await self._connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} ({column} TEXT NOT NULL) STRICT"
+            )
+            await self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
+            await self._connection.execute(f"INSERT INTO {table} VALUES (?)", (value,))  # noqa: S608
+            await self._connection.execute("COMMIT")
 
     async def _fetch(self, sql: str, *parameters: Any) -> list[Any]:
         with translated(self._path):

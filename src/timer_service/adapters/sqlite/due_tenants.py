@@ -6,15 +6,11 @@ from itertools import islice
 from typing import Any, Final
 
 from timer_service.adapters.rows import text
+from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
 
-SCANNED_ROWS: Final = 20_000
-"""So many due timers are passed at the most in one look to learn whose they are."""
-VISITED_TENANTS: Final = 2_000
-"""So many tenants with pending timers are visited at the most in one look to learn whether one is due."""
-
-# Where a scan of so many due timers ends; nothing where it reaches the present.
+# Where a scan of a number of due timers ends; nothing where it reaches the present.
 SCAN_END: Final = """
 SELECT due_at, tenant_id, service_call_id FROM timer_schedules INDEXED BY timer_schedules_due
 WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
@@ -65,8 +61,9 @@ class DueTenants:
     known place is found as time passes it; what is accepted before it is noted by whoever writes it.
     """
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, limits: SqliteLimits) -> None:
         self._read = read
+        self._limits = limits
         self._tenants: dict[TenantId, None] = {}
         self._noted: set[TenantId] = set()
         """Kept apart until the next look begins: the one under way may not have seen their timers."""
@@ -144,7 +141,7 @@ class DueTenants:
     async def _scan(self, now: str) -> None:
         due, tenant, call = self._known
         place = {"after_due": due, "after_tenant": tenant, "after_call": call}
-        ends = await self._read(SCAN_END, {**place, "now": now, "passed": SCANNED_ROWS - 1})
+        ends = await self._read(SCAN_END, {**place, "now": now, "passed": self._limits.max_scanned_rows - 1})
         end = ends[0] if ends else _end_of(now)
         span = {**place, "end_due": end[0], "end_tenant": end[1], "end_call": end[2]}
         self.add(row[0] for row in await self._read(SCAN, span))
@@ -154,7 +151,8 @@ class DueTenants:
         after, until = self._walked or ("", now)
         # Not earlier than when the walk began, also where the clock was set back.
         moment = max(now, until)
-        rows = await self._read(WALK, {"after_tenant": after, "visits": VISITED_TENANTS, "now": moment})
+        visits = self._limits.max_visited_tenants
+        rows = await self._read(WALK, {"after_tenant": after, "visits": visits, "now": moment})
         self.add(tenant_id for tenant_id, is_due in rows if is_due)
         last = rows[-1][0] if rows else None
         self._walked = None if last is None else (last, until)

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from timer_service.adapters.rows import DUE_COLUMNS, of_table, text
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
+from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.ports.timer_store import HeldBack
 
-ROUNDS: Final = 4
-"""So often, at the most, is what some tenants leave of a claim offered to those that have more."""
+MAX_ROUNDS: Final = 4
+"""How often what some tenants leave of a claim is offered to those that have more."""
 
 _DUE_AT: Final = 2
 
@@ -45,9 +46,9 @@ Row = tuple[Any, ...]
 class Looks:
     """Looks for what is due, one at a time: by age while all of it fits, otherwise in turns by tenant."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, limits: SqliteLimits) -> None:
         self._read = read
-        self._tenants = DueTenants(read)
+        self._tenants = DueTenants(read, limits)
         self._backlog = False
         self.saved = self._tenants.note_saved
 
@@ -94,7 +95,7 @@ class Looks:
         """Read the oldest of each tenant, so many that together they fill the limit; say who has more."""
         by_tenant: dict[TenantId, list[Row]] = {}
         asked, turn = tenants, 0
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             missing = limit - sum(map(len, by_tenant.values()))
             if not asked or missing <= 0:
                 break

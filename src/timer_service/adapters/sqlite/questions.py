@@ -10,15 +10,14 @@ from typing import Any, Final
 
 import aiosqlite
 
-from timer_service.adapters.sqlite.connections import translated
+from timer_service.adapters.sqlite.errors import translated
+from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.errors import StoreBusy
 
 ANSWERERS: Final = 3
 """Connections that answer. A tenant has one of them at a time: others do not wait for all that it asks."""
-QUESTION_LIMIT_S: Final = 2.0
-"""From asking to the answer, with the wait for a connection; then the question is interrupted."""
-HOLD_PATIENCE_S: Final = 0.25
-"""So long, where nobody new may ask, those who have asked are left alone before they are interrupted."""
+NOBODY: Final = ""
+"""Who asks for counts: no tenant."""
 
 
 @dataclass(slots=True)
@@ -32,8 +31,10 @@ class _Share:
 class Questions:
     """A few read-only connections that are not needed for firing."""
 
-    def __init__(self, path: Path, connections: Sequence[aiosqlite.Connection]) -> None:
+    def __init__(self, path: Path, connections: Sequence[aiosqlite.Connection], limits: SqliteLimits) -> None:
         self._path = path
+        self._timeout_s = limits.question_timeout_s
+        self._hold_timeout_s = limits.hold_timeout_s
         self._connections = list(connections)
         self._free = asyncio.Semaphore(len(connections))
         self._running: set[aiosqlite.Connection] = set()
@@ -43,7 +44,7 @@ class Questions:
         self._quiet = asyncio.Event()
 
     async def ask(self, tenant_id: str, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
-        """Return the answer; raise StoreBusy where it takes longer than QUESTION_LIMIT_S."""
+        """Return the answer; raise StoreBusy where it takes too long."""
         async with self.asking(tenant_id) as connection:
             return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
@@ -53,12 +54,12 @@ class Questions:
         share = self._shares[tenant_id]
         share.askers += 1
         try:
-            async with asyncio.timeout(QUESTION_LIMIT_S), share.lock, self._free:
+            async with asyncio.timeout(self._timeout_s), share.lock, self._free:
                 await self._allowed.wait()
                 async with self._lent() as connection:
                     yield connection
         except TimeoutError as error:
-            raise StoreBusy(f"a question took longer than {QUESTION_LIMIT_S:g} s") from error
+            raise StoreBusy(f"a question took longer than {self._timeout_s:g} s") from error
         finally:
             share.askers -= 1
             # Not by the lock: between one who gives it back and the next who takes it, it looks free.
@@ -100,7 +101,7 @@ class Questions:
             return
         self._quiet.clear()
         try:
-            async with asyncio.timeout(HOLD_PATIENCE_S):
+            async with asyncio.timeout(self._hold_timeout_s):
                 await self._quiet.wait()
         except TimeoutError:
             pass  # They are interrupted next.

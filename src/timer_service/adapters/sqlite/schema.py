@@ -1,4 +1,4 @@
-"""Bring a SQLite file to the schema this program knows, forward only."""
+"""Bring a SQLite file to the schema this program knows, forward only; and tables that say what a file is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,23 @@ import aiosqlite
 
 from timer_service.adapters.migrations import Migration, load_migrations, missing
 
-CREATE_LEDGER: Final = """
-CREATE TABLE IF NOT EXISTS timer_migrations (
+LEDGER: Final = "timer_migrations"
+COPY: Final = "timer_copy"
+"""The table of a file that is being filled by `timer-service copy`."""
+MOVED: Final = "timer_moved"
+"""The table of a file whose timers `timer-service copy` has moved to another store."""
+NEW: Final = "timer_new"
+"""The table of a file that a service made, until it is known that no other should be in its place."""
+
+CREATE_LEDGER: Final = f"""
+CREATE TABLE IF NOT EXISTS {LEDGER} (
     version INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
     applied_at TEXT NOT NULL
 ) STRICT
 """
-_APPLIED: Final = "SELECT coalesce(max(version), 0) FROM timer_migrations"
+_APPLIED: Final = f"SELECT coalesce(max(version), 0) FROM {LEDGER}"  # noqa: S608 - constants
+_EXISTS: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
 
 
 async def migrate(
@@ -38,4 +47,18 @@ def as_one_transaction(migration: Migration, now: str) -> str:
     """Return the step and its entry in the ledger as one script."""
     # executescript takes no parameters; all three values are ours and hold no quote.
     ledger = f"({migration.version}, '{migration.name}', '{now}')"
-    return f"BEGIN IMMEDIATE;\n{migration.sql}\nINSERT INTO timer_migrations VALUES {ledger};\nCOMMIT;"
+    return f"BEGIN IMMEDIATE;\n{migration.sql}\nINSERT INTO {LEDGER} VALUES {ledger};\nCOMMIT;"
+
+
+async def exists(connection: aiosqlite.Connection, table: str) -> bool:
+    """Return whether the file has such a table."""
+    [(found,)] = await connection.execute_fetchall(_EXISTS, (table,))
+    return bool(found)
+
+
+async def moved_to(connection: aiosqlite.Connection) -> str | None:
+    """Return the store that this one's timers were copied to, where that is so."""
+    if not await exists(connection, MOVED):
+        return None
+    [(target,)] = await connection.execute_fetchall(f"SELECT max(target) FROM {MOVED}")  # noqa: S608
+    return str(target)

@@ -3,20 +3,14 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import aiosqlite
 
-from timer_service.adapters.sqlite.connections import BUSY_TIMEOUT_MS, WAL_LIMIT_BYTES, translated
+from timer_service.adapters.sqlite.connections import wait_at_most
+from timer_service.adapters.sqlite.errors import translated
+from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.adapters.sqlite.questions import Questions
 from timer_service.domain.errors import TransientError
-
-LOG_LIMIT_BYTES: Final = WAL_LIMIT_BYTES
-"""Beyond this the log is emptied, and questions wait for that."""
-RESET_WAIT_MS: Final = 250
-"""So long commands wait for whoever reads beside us, such as a backup; then the log may grow on."""
-GROWTH_BYTES: Final = LOG_LIMIT_BYTES // 4
-"""How much it grows before emptying it is tried again."""
 
 
 class WriteAheadLog:
@@ -26,13 +20,16 @@ class WriteAheadLog:
     connections write or checkpoint at once.
     """
 
-    def __init__(self, path: Path, writer: aiosqlite.Connection, questions: Questions) -> None:
+    def __init__(
+        self, path: Path, writer: aiosqlite.Connection, questions: Questions, limits: SqliteLimits
+    ) -> None:
         self._path = path
         self._file = path.with_name(path.name + "-wal")
         self._writer = writer
         self._questions = questions
+        self._limits = limits
         self._resetting = False
-        self._limit = 0
+        self._next_try_bytes = 0
 
     @property
     def size_bytes(self) -> int:
@@ -43,7 +40,7 @@ class WriteAheadLog:
 
     async def keep_bounded(self, writing: asyncio.Lock) -> None:
         """Empty the log where it is too long; called after each transaction, without the lock."""
-        if self._resetting or self.size_bytes <= max(self._limit, LOG_LIMIT_BYTES):
+        if self._resetting or self.size_bytes <= max(self._next_try_bytes, self._limits.max_log_bytes):
             return
         self._resetting = True
         try:
@@ -54,12 +51,13 @@ class WriteAheadLog:
         finally:
             self._resetting = False
         size = self.size_bytes
-        self._limit = size + GROWTH_BYTES if size > LOG_LIMIT_BYTES else 0
+        is_empty = size <= self._limits.max_log_bytes
+        self._next_try_bytes = 0 if is_empty else size + self._limits.log_growth_bytes
 
     async def _reset(self) -> None:
         with translated(self._path):
-            await self._writer.execute(f"PRAGMA busy_timeout = {RESET_WAIT_MS}")
+            await wait_at_most(self._writer, self._limits.reset_timeout_ms)
             try:
                 await self._writer.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
             finally:
-                await self._writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+                await wait_at_most(self._writer, self._limits.busy_timeout_ms)

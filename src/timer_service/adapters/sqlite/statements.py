@@ -1,0 +1,50 @@
+"""The statements of the SQLite store about timers by key, by end and by number.
+
+A batch goes into a statement as one JSON text. SQLite then works it off in one step, beside the interpreter;
+with a step for each row the two would wait for each other at every row.
+"""
+
+from typing import Final
+
+from timer_service.adapters import rows
+
+# The rows that a batch of commands is about, found by primary key.
+LOAD: Final = f"""
+SELECT {rows.of_table("t", rows.TIMER_COLUMNS)}
+FROM json_each(?) AS wanted
+CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
+"""  # noqa: S608 - the column list is a constant
+
+# Rows as the domain's rules left them.
+SAVE: Final = f"""
+INSERT INTO timer_schedules ({rows.TIMER_COLUMNS})
+SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(rows.COLUMNS))}
+FROM json_each(?) WHERE true
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
+"""  # noqa: S608
+
+NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
+
+GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
+
+# Retention, oldest first and bounded, so that it never holds up firing.
+PURGE: Final = """
+DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
+  SELECT tenant_id, service_call_id FROM timer_schedules
+  WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at) < ?
+  ORDER BY coalesce(reached_at, cancelled_at)
+  LIMIT ?)
+"""
+
+# For health and metrics: what is overdue, and what comes next.
+COUNT_OVERDUE: Final = """
+SELECT count(*), min(due_at),
+  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > :now)
+FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
+"""
+
+# A read that fixes the moment which the rest of its transaction sees.
+FIX_THE_MOMENT: Final = "SELECT 1 FROM timer_migrations LIMIT 1"
+
+# Once; from then on the changes are counted.
+COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"

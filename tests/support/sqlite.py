@@ -1,0 +1,49 @@
+"""Connections to SQLite that a test can look into, passed to the store as its driver."""
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiosqlite
+from aiosqlite.context import contextmanager
+
+from timer_service.adapters.sqlite.connections import Driver
+
+After = Callable[[str], Awaitable[None]]
+"""Called with each statement once it is done; what it raises is raised by the statement."""
+
+
+async def _nothing(_: str) -> None:
+    """Let the statement end as it does."""
+
+
+class Hook:
+    """A driver whose connections call back after each statement."""
+
+    def __init__(self) -> None:
+        self.after: After = _nothing
+
+    @property
+    def driver(self) -> Driver:
+        def connect(address: str, **options: Any) -> aiosqlite.Connection:
+            return _HookedConnection(self, lambda: sqlite3.connect(address, **options))
+
+        return connect
+
+
+class _HookedConnection(aiosqlite.Connection):
+    def __init__(self, hook: Hook, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        self._hook = hook
+
+    @contextmanager
+    async def execute(self, sql: str, parameters: Any = None) -> aiosqlite.Cursor:
+        cursor = await super().execute(sql, parameters)
+        await self._hook.after(sql)
+        return cursor
+
+    @contextmanager
+    async def execute_fetchall(self, sql: str, parameters: Any = None) -> Any:
+        found = await super().execute_fetchall(sql, parameters)
+        await self._hook.after(sql)
+        return found
