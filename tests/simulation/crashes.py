@@ -352,6 +352,7 @@ NEVER_WAITS = {
     ("adapters/sqlite/questions.py", "self._lent()"): "takes a connection that is free",
     ("adapters/sqlite/write_ahead_log.py", "self._questions.held_back()"): "only where somebody asks",
     ("service/run.py", "self._watch.observe()"): "the same",
+    ("service/fire.py", "self._source.backlog({})"): "only where the command stream alone is away",
     ("adapters/retrying.py", "self._store.count(now)"): "the same",
     ("adapters/retrying.py", "async with AsyncExitStack()"): "what it leaves waits by itself",
     ("bootstrap.py", "_http(settings"): "the simulation has no HTTP",

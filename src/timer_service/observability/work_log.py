@@ -131,6 +131,10 @@ def _tell_catch_up(change: CatchUpChange) -> None:
         )
     if change.recovered:
         log.info("catch_up.recovered")
+    if change.stream_given_up:
+        log.warning("command_stream.given_up", timers=change.let_go)
+    if change.stream_recovered:
+        log.info("command_stream.recovered")
 
 
 def _tell_failures(report: FireReport) -> None:

@@ -14,7 +14,7 @@ from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
-from timer_service.waiting import Backoff
+from timer_service.waiting import Backoff, Over, unless
 from timer_service.workflows.catch_up import CatchUp
 from timer_service.workflows.fire_due_timers import FireReport, next_look, publish_due_timers
 from timer_service.workflows.hold_back import HoldBack
@@ -104,6 +104,13 @@ class Firing:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
+        self._asking = False
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What works, but not as it should."""
+        warning = self._catch_up.warning
+        return {} if warning is None else {"commands": warning}
 
     @property
     def problem(self) -> str | None:
@@ -156,9 +163,23 @@ class Firing:
         # The claim lives in a task of its own: it is left where it was entered.
         firings.create_task(self._fire_batch(limit, published), name="firing")
         report = await published
+        if self._catch_up.asks_beside and not self._asking:
+            firings.create_task(self._ask_beside(), name="ask")
         if report.disconnected:
             raise BusUnavailable("the connection was lost")
         return report
+
+    async def _ask_beside(self) -> None:
+        """Ask a command stream that has not answered for long; no look waits for that."""
+        self._asking = True
+        try:
+            await unless(self._stopping, self._source.backlog({}))
+        except (BusUnavailable, Over):
+            return
+        finally:
+            self._asking = False
+        self._catch_up.ask_again()
+        self._wake.set()
 
     async def _fire_batch(self, limit: int, published: "asyncio.Future[FireReport]") -> None:
         """Publish one batch, say so, and mark it."""

@@ -62,7 +62,7 @@ class Service:
             metrics=metrics,
             poll_interval_s=poll_interval_s,
             problems=lambda: {"publish": self._firing.problem, **other_problems()},
-            warnings=warnings,
+            warnings=lambda: {**warnings(), **self._firing.warnings},
         )
         self._firing = Firing(
             store=store,

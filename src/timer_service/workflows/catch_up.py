@@ -6,7 +6,7 @@ due timers of the others are blocked until what was stored by then is applied, o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import islice
@@ -16,6 +16,7 @@ from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import DueTimer
 from timer_service.ports.command_source import Backlog
 from timer_service.ports.timer_store import HeldBack
+from timer_service.workflows.unanswered import Unanswered
 
 FIRST_PAUSE = timedelta(milliseconds=2)
 LONGEST_PAUSE = timedelta(milliseconds=500)
@@ -37,6 +38,10 @@ class CatchUpChange:
     """Their tenants, where this was not known before."""
     recovered: bool = False
     """Whether the last tenant that was given up has nothing waiting any more."""
+    stream_given_up: bool = False
+    """Whether timers fire since this look although the command stream does not answer."""
+    stream_recovered: bool = False
+    """Whether it answers again since this look."""
 
 
 class _Fence(NamedTuple):
@@ -74,6 +79,15 @@ class Waits:
     """What was stored by then."""
     held: frozenset[TenantId] = frozenset()
     """Tenants of which nothing can fire now."""
+    up_to: datetime | None = None
+    """Where the command stream does not answer: only what was due by then has waited long enough."""
+    stream_recovered: bool = False
+    """Whether the command stream answers again."""
+
+    @property
+    def due_by(self) -> datetime:
+        """The moment up to which timers are due for this look."""
+        return self.now if self.up_to is None else self.up_to
 
     def passed_over(self, held_back: HeldBack) -> HeldBack:
         """Return what a claim passes over, together with what is held back for other reasons."""
@@ -115,6 +129,7 @@ class CatchUp:
         self._looked_s = 0.0
         self._looked_at: datetime | None = None
         self._vain_looks = 0
+        self._stream_silence = Unanswered(limit)
 
     @property
     def is_off(self) -> bool:
@@ -129,7 +144,30 @@ class CatchUp:
     def ends_at(self, now: datetime) -> datetime | None:
         """Return when to look again because of those who wait."""
         pause = min(FIRST_PAUSE * 2 ** min(self._vain_looks, 16), self._longest_pause)
-        return now + pause if self._blocked else None
+        if self._stream_silence.ask_beside:
+            pause = self._longest_pause
+        return now + pause if self._blocked or self._stream_silence.ask_beside else None
+
+    @property
+    def asks_beside(self) -> bool:
+        """Whether looks go on without asking the command stream, which somebody else has to ask."""
+        return self._stream_silence.ask_beside
+
+    @property
+    def warning(self) -> str | None:
+        """What an operator has to know while timers fire without an answer of the command stream."""
+        if not self._stream_silence.is_given_up:
+            return None
+        return "the command stream does not answer: due timers fire once they have waited for TIMER_CATCH_UP"
+
+    def ask_again(self) -> None:
+        """Let the next look ask by itself: the command stream has answered somebody else."""
+        self._stream_silence.ask_beside = False
+
+    def unanswered(self, now: datetime) -> Waits | None:
+        """Say what may fire although the command stream does not answer; None where it is too early."""
+        moment = self._stream_silence.note(now)
+        return None if moment is None else Waits(now, up_to=moment)
 
     def asks(self) -> dict[TenantId, int]:
         """Return the tenants to ask about by name, each with the sequence beyond which commands count."""
@@ -140,13 +178,15 @@ class CatchUp:
 
     def judge(self, backlog: Backlog, now: datetime) -> Waits:
         """Say who waits, from what the broker told after `now` was read."""
+        recovered = self._stream_silence.answered()
         went_back = bool(self._fences) and self._fences[-1].sequence > backlog.last_sequence
         if backlog.stream != self._stream or went_back:
             # Made anew, or without its newest commands: sequences mean something else.
             self._forget()
             self._stream = backlog.stream
         if not (backlog.tenants is None or backlog.tenants or self._blocked or self._given_up):
-            return Waits(now)  # As nearly always: nobody waits for anything, and nobody did.
+            # As nearly always: nobody waits for anything, and nobody did.
+            return Waits(now, stream_recovered=recovered)
         self._set_back(now)
         over_s = self._looked_s + self._looked_since(now) - self._limit.total_seconds()
         old = next((fence for fence in reversed(self._fences) if fence.looked_s <= over_s), None)
@@ -168,13 +208,26 @@ class CatchUp:
             if limit is None or (blocked.up_to is not None and limit <= blocked.up_to):
                 held.add(tenant_id)
         floor = self._passed(backlog.first_sequence)
-        return Waits(now, backlog, proven, floor, expired, expired_sequence, frozenset(held))
+        return Waits(
+            now,
+            backlog,
+            proven,
+            floor,
+            expired,
+            expired_sequence,
+            frozenset(held),
+            stream_recovered=recovered,
+        )
 
     def settle(self, waits: Waits, claimed: Sequence[DueTimer], *, more: bool) -> CatchUpChange:
         """Learn from a claim who has due timers that wait."""
         backlog = waits.backlog
+        if waits.up_to is not None:
+            anew = bool(claimed) and not self._stream_silence.is_given_up
+            self._stream_silence.is_given_up |= bool(claimed)
+            return CatchUpChange(let_go=len(claimed), stream_given_up=anew)
         if backlog is None:
-            return CatchUpChange()
+            return CatchUpChange(stream_recovered=waits.stream_recovered)
         seen = {timer.tenant_id for timer in claimed}
         skipped = {timer.tenant_id for timer in claimed if not waits.lets(timer)}
         let_go = [timer for timer in claimed if waits.lets(timer) and not waits.is_proven(timer)]
@@ -191,7 +244,8 @@ class CatchUp:
         moved = before & seen or before != set(self._blocked)
         self._vain_looks = 0 if moved else self._vain_looks + 1
         self._remember(waits.now, backlog)
-        return self._give_up(let_go, backlog, waits.expired_sequence)
+        change = self._give_up(let_go, backlog, waits.expired_sequence)
+        return replace(change, stream_recovered=waits.stream_recovered)
 
     def _give_up(self, let_go: Sequence[DueTimer], backlog: Backlog, expired_sequence: int) -> CatchUpChange:
         were_given_up = bool(self._given_up)

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import DueTimeReached
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
@@ -78,8 +79,9 @@ async def publish_due_timers(
         return
     # Ask after the clock was read and before the store is: what the broker had stored by now is either told
     # as waiting or applied, by whichever instance. In any other order a command could be missed.
-    waits = await _who_waits(source, catch_up, now)
-    async with store.claim_due(now, hold_back.at_once(limit), waits.passed_over(hold_back.at(now))) as claim:
+    waits = await _who_waits(source, sink, catch_up, now)
+    passed_over = waits.passed_over(hold_back.at(now))
+    async with store.claim_due(waits.due_by, hold_back.at_once(limit), passed_over) as claim:
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
         events = [timer.reached(now) for timer in claim.timers if waits.lets(timer)]
         results = await sink.publish(events) if events else []
@@ -92,7 +94,7 @@ async def publish_due_timers(
             confirmed_at=confirmed_at,
             # What waits for commands is due all the same, and tells nothing of the stream.
             hold_back=_NO_CHANGE
-            if catch_up.is_waiting and not events
+            if (catch_up.is_waiting or waits.up_to is not None) and not events
             else hold_back.record(events, results, confirmed_at),
             catch_up=caught_up,
             disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
@@ -128,5 +130,17 @@ def _nothing(now: datetime) -> FireReport:
     )
 
 
-async def _who_waits(source: CommandSource, catch_up: CatchUp, now: datetime) -> Waits:
-    return Waits(now) if catch_up.is_off else catch_up.judge(await source.backlog(catch_up.asks()), now)
+async def _who_waits(source: CommandSource, sink: EventSink, catch_up: CatchUp, now: datetime) -> Waits:
+    if catch_up.is_off:
+        return Waits(now)
+    try:
+        if catch_up.asks_beside:
+            raise BusUnavailable("the command stream has not answered for long")
+        backlog = await source.backlog(catch_up.asks())
+    except BusUnavailable:
+        # Time counts only while events could be published.
+        waits = catch_up.unanswered(now) if sink.problem is None else None
+        if waits is None:
+            raise
+        return waits
+    return catch_up.judge(backlog, now)
