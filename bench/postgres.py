@@ -27,7 +27,7 @@ from bench.workloads import (
     drain_rate,
     steady_lateness,
 )
-from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.postgres.opening import open_postgres_store
 
 INSTANCES: Final = (1, 2, 3)
 PART: Final = "postgres"

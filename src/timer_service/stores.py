@@ -60,7 +60,7 @@ async def open_store(
             yield OpenedStore(file, meet_history=meet_history)
         return
     _need_postgres("TIMER_STORE_URL")
-    from timer_service.adapters.postgres.store import open_postgres_store  # noqa: PLC0415
+    from timer_service.adapters.postgres.opening import open_postgres_store  # noqa: PLC0415
 
     async with open_postgres_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache

@@ -14,8 +14,8 @@ import pytest
 from tests.support.postgres import execute, fresh_schema
 from tests.support.process import run_cli
 from tests.support.timers import at, cancel, schedule
-from timer_service.adapters.postgres import connections
-from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.postgres.limits import PostgresLimits
+from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, TenantId, Trace
@@ -290,12 +290,15 @@ async def test_a_copy_that_ends_between_its_last_two_steps_leaves_no_store_usabl
 
 
 async def test_nothing_is_claimed_or_changed_in_a_source_while_it_is_copied(
-    postgres: str, monkeypatch: pytest.MonkeyPatch
+    postgres: str,
 ) -> None:
-    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 0.1)
+    limits = PostgresLimits(lock_timeout_s=0.1)
     await fill(postgres, [schedule("order-1", -1), *many(30)])
 
-    async with open_archive(postgres, as_source=True), opened(postgres) as store:
+    async with (
+        open_archive(postgres, as_source=True),
+        open_postgres_store(postgres, lambda: at(0), limits=limits) as store,
+    ):
         with pytest.raises(StoreBusy, match="lock timeout"):
             async with store.claim_due(at(0), 10):
                 pass
@@ -304,7 +307,7 @@ async def test_nothing_is_claimed_or_changed_in_a_source_while_it_is_copied(
         with pytest.raises(StoreBusy, match="lock timeout"):
             await store.purge(at(10**6), 10)
 
-    async with opened(postgres) as store, store.claim_due(at(0), 10) as claim:
+    async with opened(postgres) as later, later.claim_due(at(0), 10) as claim:
         assert claim.timers
 
 

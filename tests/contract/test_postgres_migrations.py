@@ -11,7 +11,8 @@ from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import ACME, at, call, schedule
 from timer_service.adapters.migrations import load_migrations
 from timer_service.adapters.postgres import schema
-from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.opening import open_postgres_store
+from timer_service.adapters.postgres.store import PostgresTimerStore
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery
 from timer_service.testing import START

@@ -11,9 +11,8 @@ import pytest
 from tests.support.plans import Cost, costs
 from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import at
-from timer_service.adapters.postgres import looks, questions
-from timer_service.adapters.postgres import store as store_module
-from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.postgres import looks, pages, statements
+from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import HeldBack, TimerQuery
@@ -79,9 +78,9 @@ def check(found: list[Cost], *, rows: int, buffers: int) -> None:
         (looks.SWEEP, [BUCKET_NOW, *FIRST, 1000], 50),
         (looks.FIND_DUE_IN_TURNS, [NOW, [], [], ["zz", "held"], 10, 1000], 11),
         (looks.FIND_DUE_IN_TURNS, [NOW, ["zz"], ["order-000001"], ["later-1", "zz", "idle-1"], 10, 1000], 1),
-        (store_module.NEXT_DUE, [NOW, None], 1),
-        (store_module.PURGE, ["2026-02-01T06:00:00Z", 500], 1000),
-        (questions.GET, ["busy", "order-000001"], 1),
+        (statements.NEXT_DUE, [NOW, None], 1),
+        (statements.PURGE, ["2026-02-01T06:00:00Z", 500], 1000),
+        (statements.GET, ["busy", "order-000001"], 1),
     ],
     ids=["peek", "peek-held", "find", "newest", "sweep", "turns", "turns-none", "next", "purge", "get"],
 )  # fmt: skip
@@ -118,19 +117,19 @@ async def test_a_page_costs_the_same_at_any_depth(url: str, parts: dict[str, Any
     states = 1 if "state" in parts else len(TimerState)
 
     for after in (None, DEEP):
-        found = await costs(url, *questions.page_of(page(after=after, **parts)))
+        found = await costs(url, *pages.page_of(page(after=after, **parts)))
 
         check(found, rows=50 * states, buffers=60 * states)
 
 
 async def test_a_page_begins_at_the_later_of_its_range_and_its_cursor(url: str) -> None:
-    found = await costs(url, *questions.page_of(page(after=(at(1), ServiceCallId("x")), due_from=DEEP[0])))
+    found = await costs(url, *pages.page_of(page(after=(at(1), ServiceCallId("x")), due_from=DEEP[0])))
 
     check(found, rows=150, buffers=180)
 
 
 @pytest.mark.parametrize(
-    ("sql", "parameters"), [(questions.COUNT_PENDING, []), (questions.COUNT_OVERDUE, [NOW])]
+    ("sql", "parameters"), [(statements.COUNT_PENDING, []), (statements.COUNT_OVERDUE, [NOW])]
 )
 async def test_counting_reads_nothing_of_history(url: str, sql: str, parameters: list[Any]) -> None:
     for cost in await costs(url, sql, parameters):

@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.postgres import execute, fresh_schema
 from tests.support.timers import ACME, at, call, correlation, schedule, scheduled_timer
-from timer_service.adapters.postgres import connections
 from timer_service.adapters.postgres.connections import Address, Connections, open_connections
-from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.limits import PostgresLimits
+from timer_service.adapters.postgres.opening import open_postgres_store
+from timer_service.adapters.postgres.store import PostgresTimerStore
 from timer_service.domain.errors import (
     CriticalError,
     RequestRefused,
@@ -146,23 +147,23 @@ async def test_the_server_ends_a_question_that_takes_too_long(answers: Connectio
 
 
 async def test_every_question_has_a_limit_that_the_server_keeps(
-    store: PostgresTimerStore, url: str, monkeypatch: pytest.MonkeyPatch
+    url: str,
 ) -> None:
-    monkeypatch.setattr(connections, "QUESTION_LIMIT_S", 0.05)
-    monkeypatch.setattr("timer_service.adapters.postgres.store.STATEMENT_LIMIT_S", 0.05)
-    blocker = await asyncpg.connect(url)
-    await blocker.execute("BEGIN; LOCK TABLE timer_schedules IN ACCESS EXCLUSIVE MODE")
+    limits = PostgresLimits(question_timeout_s=0.05, statement_timeout_s=0.05)
+    async with open_postgres_store(url, lambda: START, limits=limits) as store:
+        blocker = await asyncpg.connect(url)
+        await blocker.execute("BEGIN; LOCK TABLE timer_schedules IN ACCESS EXCLUSIVE MODE")
 
-    for question in (
-        store.get(ACME, call("order-1")),
-        store.list_timers(TimerQuery(ACME)),
-        store.list_timers(TimerQuery(ACME, correlation_id=correlation("request-1"))),
-        store.count(at(0)),
-    ):
-        with pytest.raises(StoreBusy, match="statement timeout"):
-            await question
+        for question in (
+            store.get(ACME, call("order-1")),
+            store.list_timers(TimerQuery(ACME)),
+            store.list_timers(TimerQuery(ACME, correlation_id=correlation("request-1"))),
+            store.count(at(0)),
+        ):
+            with pytest.raises(StoreBusy, match="statement timeout"):
+                await question
 
-    await blocker.close()
+        await blocker.close()
 
 
 async def test_no_setting_of_a_question_outlives_it(answers: Connections) -> None:

@@ -28,9 +28,9 @@ from tests.support.postgres import (
 )
 from tests.support.timers import ACME, asked, at, call, cancel, schedule, scheduled_timer
 from timer_service.adapters.migrations import Migration, load_migrations
-from timer_service.adapters.postgres import connections
-from timer_service.adapters.postgres import store as store_module
-from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.limits import PostgresLimits
+from timer_service.adapters.postgres.opening import ANSWER_CONNECTIONS, WORK_CONNECTIONS, open_postgres_store
+from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore
 from timer_service.domain.errors import (
     InvalidConfiguration,
     StoreBusy,
@@ -261,7 +261,7 @@ async def test_a_store_that_cannot_be_opened_says_why_without_the_password(
     address = url.format(server=f"postgresql://postgres@{host}", host=host, locked=USER_WITH_PASSWORD)
 
     with pytest.raises(error, match=text) as caught:
-        async with opened(address, start_patience_s=0.1):
+        async with opened(address, limits=PostgresLimits(start_timeout_s=0.1)):
             pass
 
     assert "wrong@" not in str(caught.value)
@@ -345,7 +345,7 @@ async def test_a_claim_comes_free_the_moment_its_connection_ends(
 
 
 async def test_a_claim_whose_instance_is_silent_for_too_long_comes_free(url: str) -> None:
-    async with opened(url, claim_limit_s=0.2) as silent, opened(url) as other:
+    async with opened(url, limits=PostgresLimits(claim_timeout_s=0.2)) as silent, opened(url) as other:
         await silent.apply(due(3), NOW)
 
         async with silent.claim_due(NOW, 10) as claim:
@@ -361,7 +361,7 @@ async def test_a_claim_whose_instance_is_silent_for_too_long_comes_free(url: str
 
 
 async def test_the_late_mark_of_a_lost_claim_changes_nothing(url: str) -> None:
-    async with opened(url, claim_limit_s=0.2) as silent, opened(url) as other:
+    async with opened(url, limits=PostgresLimits(claim_timeout_s=0.2)) as silent, opened(url) as other:
         await silent.apply(due(3), NOW)
         async with silent.claim_due(NOW, 10) as lost:
 
@@ -380,7 +380,7 @@ async def test_the_late_mark_of_a_lost_claim_changes_nothing(url: str) -> None:
 
 
 async def test_a_late_mark_leaves_a_timer_that_was_rescheduled_meanwhile(url: str) -> None:
-    async with opened(url, claim_limit_s=0.2) as silent, opened(url) as other:
+    async with opened(url, limits=PostgresLimits(claim_timeout_s=0.2)) as silent, opened(url) as other:
         await silent.apply([schedule("order-1", -1, number=1)], NOW)
         async with silent.claim_due(NOW, 10) as lost:
             await other.apply([schedule("order-1", 60, number=2)], NOW)  # Waits for the end of the claim.
@@ -485,17 +485,16 @@ async def test_a_reschedule_by_another_instance_is_applied_where_the_firing_fail
 
 
 async def test_a_command_that_waits_too_long_for_a_claim_is_tried_again_later(
-    pair: list[PostgresTimerStore], monkeypatch: pytest.MonkeyPatch
+    url: str,
 ) -> None:
-    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 0.1)
-    first, second = pair
-    await first.apply([schedule("order-1", -1, number=1)], NOW)
+    async with group(url, 2, limits=PostgresLimits(lock_timeout_s=0.1)) as (first, second):
+        await first.apply([schedule("order-1", -1, number=1)], NOW)
 
-    async with first.claim_due(NOW, 10):
-        with pytest.raises(StoreBusy, match="lock timeout"):
-            await second.apply([schedule("order-1", 60, number=2)], NOW)
+        async with first.claim_due(NOW, 10):
+            with pytest.raises(StoreBusy, match="lock timeout"):
+                await second.apply([schedule("order-1", 60, number=2)], NOW)
 
-    assert await second.apply([schedule("order-1", 60, number=2)], NOW) == [Outcome.RESCHEDULED]
+        assert await second.apply([schedule("order-1", 60, number=2)], NOW) == [Outcome.RESCHEDULED]
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
@@ -615,11 +614,11 @@ async def clock() -> AsyncIterator[DatabaseClock]:
         yield it
 
 
-async def test_a_call_neither_changes_nor_waits_for_a_timer_that_an_instance_has_claimed(
-    clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_neither_changes_nor_waits_for_a_timer_that_an_instance_has_claimed(
+    clock: DatabaseClock,
 ) -> None:
-    monkeypatch.setattr(connections, "LOCK_LIMIT_S", 3600.0)
-    async with group(clock.url, 2) as (first, second), asyncio.timeout(PATIENCE_S):
+    limits = PostgresLimits(lock_timeout_s=3600.0)
+    async with group(clock.url, 2, limits=limits) as (first, second), asyncio.timeout(PATIENCE_S):
         await first.apply([schedule("order-1", 0, number=1)], at(-10))
 
         async with first.claim_due(NOW, 10):
@@ -919,29 +918,27 @@ async def test_a_server_without_a_free_connection_is_busy() -> None:
             await execute(owner_url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
-async def test_a_store_whose_own_connections_are_all_in_use_is_busy(
-    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "ACQUIRE_LIMIT_S", 0.1)
-    await store.apply(due(3), NOW)
+async def test_a_store_whose_own_connections_are_all_in_use_is_busy(url: str) -> None:
+    async with opened(url, limits=PostgresLimits(acquire_timeout_s=0.1)) as store:
+        await store.apply(due(3), NOW)
 
-    async with AsyncExitStack() as stack:
-        for _ in range(store_module.WORK_CONNECTIONS):
-            await stack.enter_async_context(store.claim_due(NOW, 1))
-        with pytest.raises(StoreBusy, match="no answer in time"):
-            await store.purge(NOW, 1)
-        # Questions have connections of their own.
-        found = await store.list_timers(TimerQuery(ACME))
+        async with AsyncExitStack() as stack:
+            for _ in range(WORK_CONNECTIONS):
+                await stack.enter_async_context(store.claim_due(NOW, 1))
+            with pytest.raises(StoreBusy, match="no answer in time"):
+                await store.purge(NOW, 1)
+            # Questions have connections of their own.
+            found = await store.list_timers(TimerQuery(ACME))
 
-    assert len(found) == 3
-    assert await store.purge(NOW, 1) == 0
+        assert len(found) == 3
+        assert await store.purge(NOW, 1) == 0
 
 
 async def test_a_cancelled_look_leaves_the_connection_usable(store: PostgresTimerStore, url: str) -> None:
     await store.apply([schedule("order-1", 60, number=1)], NOW)
     blocker = await asyncpg.connect(url)
     await blocker.execute("BEGIN; SELECT FROM timer_schedules FOR UPDATE")
-    for _ in range(store_module.WORK_CONNECTIONS + 1):
+    for _ in range(WORK_CONNECTIONS + 1):
         waiting = asyncio.ensure_future(store.apply([schedule("order-1", 90, number=2)], NOW))
         await until_waiting(url)
         waiting.cancel()
@@ -980,14 +977,18 @@ async def test_a_nearer_timer_is_told_to_every_instance_that_listens(url: str) -
 
 
 async def test_no_command_waits_for_a_hint_and_only_the_nearest_is_told(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str,
 ) -> None:
-    monkeypatch.setattr(connections, "ACQUIRE_LIMIT_S", 3600.0)
+    limits = PostgresLimits(acquire_timeout_s=3600.0)
     heard: asyncio.Queue[datetime] = asyncio.Queue()
-    async with opened(url) as teller, opened(url) as listener, listener.listen(heard.put_nowait):
+    async with (
+        opened(url, limits=limits) as teller,
+        opened(url) as listener,
+        listener.listen(heard.put_nowait),
+    ):
         await asyncio.wait_for(heard.get(), PATIENCE_S)
         async with AsyncExitStack() as busy, asyncio.timeout(PATIENCE_S):
-            for _ in range(store_module.ANSWER_CONNECTIONS):
+            for _ in range(ANSWER_CONNECTIONS):
                 await busy.enter_async_context(teller._answers.connection())
             before = len(asyncio.all_tasks())
 
@@ -1006,22 +1007,25 @@ async def test_no_command_waits_for_a_hint_and_only_the_nearest_is_told(
 
 
 async def test_a_hint_that_could_not_be_told_does_not_silence_the_next(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str,
 ) -> None:
+    limits = PostgresLimits(acquire_timeout_s=1.0)
     heard: asyncio.Queue[datetime] = asyncio.Queue()
-    async with opened(url) as teller, opened(url) as listener, listener.listen(heard.put_nowait):
+    async with (
+        opened(url, limits=limits) as teller,
+        opened(url) as listener,
+        listener.listen(heard.put_nowait),
+    ):
         await asyncio.wait_for(heard.get(), PATIENCE_S)
-        with monkeypatch.context() as patch:
-            patch.setattr(connections, "ACQUIRE_LIMIT_S", 1.0)
-            async with AsyncExitStack() as busy:
-                for _ in range(store_module.ANSWER_CONNECTIONS):
-                    await busy.enter_async_context(teller._answers.connection())
-                await teller.apply([schedule("order-1", 60, number=1)], NOW)
+        async with AsyncExitStack() as busy:
+            for _ in range(ANSWER_CONNECTIONS):
+                await busy.enter_async_context(teller._answers.connection())
+            await teller.apply([schedule("order-1", 60, number=1)], NOW)
 
-                async def given_up() -> bool:
-                    return teller._hints._announced is None
+            async def given_up() -> bool:
+                return teller._hints._announced is None
 
-                await until(given_up, "the hint to be given up")
+            await until(given_up, "the hint to be given up")
 
         await teller.apply([schedule("order-2", 90, number=2)], NOW)
 
@@ -1038,11 +1042,14 @@ async def test_closing_ends_the_telling_of_hints(url: str) -> None:
 
 
 async def test_a_listener_connects_again_and_asks_for_a_look(
-    url: str, store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
+    url: str,
 ) -> None:
-    monkeypatch.setattr("timer_service.adapters.postgres.hints.RECONNECT_PAUSE_S", 0.01)
     heard: asyncio.Queue[datetime] = asyncio.Queue()
-    async with store.listen(heard.put_nowait), asyncio.timeout(PATIENCE_S):
+    async with (
+        opened(url, limits=PostgresLimits(reconnect_pause_s=0.01)) as store,
+        store.listen(heard.put_nowait),
+        asyncio.timeout(PATIENCE_S),
+    ):
         await heard.get()
 
         await end_sessions(url)

@@ -2,13 +2,17 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.postgres import fresh_schema
 from tests.support.timers import at, schedule
-from timer_service.adapters.postgres import looks
-from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.limits import PostgresLimits
+from timer_service.adapters.postgres.opening import open_postgres_store
+from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore
 from timer_service.domain.messages import Command, TenantId
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.testing import START
@@ -17,17 +21,22 @@ MINUTE = 60
 TENANTS = [f"tenant-{n:03}" for n in range(200)]
 
 
-@pytest.fixture(autouse=True)
-def small_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a look see little, so that small tables show what large ones would."""
-    monkeypatch.setattr(looks, "SWEEP_STEPS", 10)
-    monkeypatch.setattr(looks, "NEWEST_ROWS", 3)
-    monkeypatch.setattr(looks, "PASS_OVER", 3)
+SMALL_LOOKS = PostgresLimits(max_sweep_steps=10, max_newest_rows=3, max_passed_over=3)
+"""Let a look see little, so that small tables show what large ones would."""
+
+
+@asynccontextmanager
+async def opened(**limits: Any) -> AsyncIterator[PostgresTimerStore]:
+    async with (
+        fresh_schema() as url,
+        open_postgres_store(url, lambda: START, limits=replace(SMALL_LOOKS, **limits)) as it,
+    ):
+        yield it
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[PostgresTimerStore]:
-    async with fresh_schema() as url, open_postgres_store(url, lambda: START) as it:
+    async with opened() as it:
         yield it
 
 
@@ -92,18 +101,16 @@ async def test_what_comes_late_into_an_old_backlog_is_found_within_one_sweep(
         assert looks_until <= 8
 
 
-async def test_what_comes_late_after_a_whole_sweep_is_found_by_the_next(
-    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(looks, "SWEEP_REST_S", 0.0)
-    await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
-    held = HeldBack(tenants=frozenset({TenantId("held")}))
-    await fire_all(store, held_back=held, most=8)
-    await store.apply([schedule("late", -29_000, tenant="other")], at(0))
+async def test_what_comes_late_after_a_whole_sweep_is_found_by_the_next() -> None:
+    async with opened(sweep_rest_s=0.0) as store:
+        await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
+        held = HeldBack(tenants=frozenset({TenantId("held")}))
+        await fire_all(store, held_back=held, most=8)
+        await store.apply([schedule("late", -29_000, tenant="other")], at(0))
 
-    batches = await fire_all(store, held_back=held, most=8)
+        batches = await fire_all(store, held_back=held, most=8)
 
-    assert [tenant for batch in batches for tenant in batch] == ["other"]
+        assert [tenant for batch in batches for tenant in batch] == ["other"]
 
 
 async def test_of_more_tenants_than_a_claim_holds_those_with_the_oldest_timers_go_first(
@@ -125,8 +132,8 @@ async def test_what_another_instance_holds_is_looked_for_again_also_behind_a_hel
     held = HeldBack(tenants=frozenset({TenantId("held")}))
     async with (
         fresh_schema() as url,
-        open_postgres_store(url, lambda: START) as first,
-        open_postgres_store(url, lambda: START) as second,
+        open_postgres_store(url, lambda: START, limits=SMALL_LOOKS) as first,
+        open_postgres_store(url, lambda: START, limits=SMALL_LOOKS) as second,
     ):
         await first.apply([*backlog("held", 20), *backlog("other", 2, first_s=-10)], at(0))
         async with first.claim_due(at(0), 5, held) as claim, second.claim_due(at(0), 5, held) as other:
@@ -183,17 +190,15 @@ async def test_what_comes_due_beside_a_held_back_backlog_is_found_at_once(
     assert await fire(store, held_back=held) == (["other"], False)
 
 
-async def test_a_backlog_that_only_waits_is_not_swept_without_a_rest(
-    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(looks, "SWEEP_REST_S", 3600.0)
-    await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
-    held = HeldBack(tenants=frozenset({TenantId("held")}))
+async def test_a_backlog_that_only_waits_is_not_swept_without_a_rest() -> None:
+    async with opened(sweep_rest_s=3600.0) as store:
+        await store.apply(backlog("held", 500, first_s=-30_000, step_s=MINUTE), at(0))
+        held = HeldBack(tenants=frozenset({TenantId("held")}))
 
-    sweeps = [len(await fire_all(store, held_back=held, most=8)) for _ in range(3)]
+        sweeps = [len(await fire_all(store, held_back=held, most=8)) for _ in range(3)]
 
-    assert sweeps[0] > 1
-    assert sweeps[1:] == [1, 1]
+        assert sweeps[0] > 1
+        assert sweeps[1:] == [1, 1]
 
 
 async def test_a_tenant_that_is_freed_has_its_turn_again(store: PostgresTimerStore) -> None:
@@ -207,22 +212,20 @@ async def test_a_tenant_that_is_freed_has_its_turn_again(store: PostgresTimerSto
     assert Counter(tenants) == {"held": 3, "other": 3}
 
 
-async def test_no_more_tenants_are_remembered_than_a_bound(
-    store: PostgresTimerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(looks, "MOST_WAITING", 20)
-    await store.apply([each for tenant in TENANTS for each in backlog(tenant, 1)], at(0))
+async def test_no_more_tenants_are_remembered_than_a_bound() -> None:
+    async with opened(max_waiting_tenants=20) as store:
+        await store.apply([each for tenant in TENANTS for each in backlog(tenant, 1)], at(0))
 
-    seen = 0
-    tenants: list[str] = []
-    more = True
-    while more:
-        batch, more = await fire(store, limit=2)
-        tenants += batch
-        seen = max(seen, len(store._turns._waiting))
+        seen = 0
+        tenants: list[str] = []
+        more = True
+        while more:
+            batch, more = await fire(store, limit=2)
+            tenants += batch
+            seen = max(seen, len(store._turns._waiting))
 
-    assert seen <= 20 + 10 + 3
-    assert Counter(tenants) == dict.fromkeys(TENANTS, 1)
+        assert seen <= 20 + 10 + 3
+        assert Counter(tenants) == dict.fromkeys(TENANTS, 1)
 
 
 async def test_timers_to_come_within_the_same_minutes_delay_but_do_not_hide(

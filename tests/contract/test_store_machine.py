@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support.postgres import database_clock
 from tests.support.timers import ACME, GLOBEX, asked, cancel, schedule
-from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.messages import Command, ServiceCallId, TenantId
 from timer_service.ports.timer_store import Claim, TimerStore

@@ -12,7 +12,7 @@ import pytest
 from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.adapters.migrations import load_migrations
-from timer_service.adapters.postgres.store import open_postgres_store
+from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreFailed

@@ -17,7 +17,8 @@ from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, call, correlation, schedule
 from timer_client import wire
 from timer_service.adapters.cursor import read_cursor
-from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.opening import open_postgres_store
+from timer_service.adapters.postgres.store import PostgresTimerStore
 from timer_service.domain.errors import RequestRefused
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery

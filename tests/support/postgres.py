@@ -24,7 +24,8 @@ import asyncpg
 
 from tests.support.broker import free_port
 from tests.support.patience import PATIENCE_S
-from timer_service.adapters.postgres.store import PostgresTimerStore, open_postgres_store
+from timer_service.adapters.postgres.opening import open_postgres_store
+from timer_service.adapters.postgres.store import PostgresTimerStore
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.messages import Command, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from tests.support.timers import cancel, schedule
 from timer_service.adapters.migrations import load_migrations
-from timer_service.adapters.postgres import opening, schema
-from timer_service.adapters.postgres import store as store_module
+from timer_service.adapters.postgres import schema
 from timer_service.adapters.postgres.connections import Connection, Connections, close, commit
 from timer_service.adapters.postgres.hints import Hints
+from timer_service.adapters.postgres.limits import DEFAULT_LIMITS, PostgresLimits
 from timer_service.adapters.postgres.opening import wait_for
 from timer_service.adapters.postgres.store import APPLY_TRIES, PostgresTimerStore
 from timer_service.domain.errors import StoreBusy, StoreFailed
@@ -85,10 +85,10 @@ def of(fake: FakeConnection) -> Connection:
     return cast("Connection", fake)
 
 
-def new_store(connections: FakeConnections) -> PostgresTimerStore:
+def new_store(connections: FakeConnections, limits: PostgresLimits = DEFAULT_LIMITS) -> PostgresTimerStore:
     lent = cast("Connections", connections)
     hints = cast("Hints", SimpleNamespace(announce=lambda _: None))
-    return PostgresTimerStore(lent, lent, hints, lambda: START, 10.0)
+    return PostgresTimerStore(lent, lent, hints, lambda: START, limits)
 
 
 def busy(cause: Exception) -> StoreBusy:
@@ -145,22 +145,15 @@ async def test_after_a_time_out_the_connection_and_after_a_failover_all_connecti
 # The start
 
 
-@pytest.fixture
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "START_PAUSE_S", 0.0)
-
-
-@pytest.mark.usefixtures("_at_once")
 async def test_a_database_that_is_away_is_waited_for_and_told_of_once() -> None:
     connections = FakeConnections(FakeConnection(), StoreBusy("away"), StoreBusy("away"), StoreBusy("away"))
 
     with capture_logs() as log:
-        await wait_for(cast("Connections", connections), 60.0)
+        await wait_for(cast("Connections", connections), PostgresLimits(start_pause_s=0.0))
 
     assert [line["event"] for line in log] == ["store.unavailable"]
 
 
-@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize(
     ("connection", "words"),
     [
@@ -172,7 +165,7 @@ async def test_a_database_that_is_away_is_waited_for_and_told_of_once() -> None:
 )
 async def test_a_server_that_cannot_be_worked_on_is_named(connection: FakeConnection, words: str) -> None:
     with pytest.raises(StoreFailed, match=words):
-        await wait_for(cast("Connections", FakeConnections(connection)), 0.0)
+        await wait_for(cast("Connections", FakeConnections(connection)), PostgresLimits(start_timeout_s=0.0))
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -212,38 +205,33 @@ async def test_a_request_that_fails_for_any_other_reason_is_not_answered() -> No
         await store.decide([cancel("order-1")], START)
 
 
-async def test_timers_that_come_and_go_all_the_time_are_given_up_for_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_timers_that_come_and_go_all_the_time_are_given_up_for_now() -> None:
     tries: list[None] = []
 
-    async def nothing(*_: object) -> set[Any]:
-        tries.append(None)
-        return set()
-
-    monkeypatch.setattr(store_module, "_insert", nothing)
-    monkeypatch.setattr(PostgresTimerStore, "_change", nothing)
+    class Empty(FakeConnection):
+        async def fetch(self, sql: str, *_: object) -> list[Any]:
+            """Insert nothing and find nothing."""
+            tries.append(None)
+            return []
 
     with pytest.raises(StoreBusy, match="came and went"):
-        await new_store(FakeConnections(FakeConnection())).apply([schedule("order-1", 60)], START)
+        await new_store(FakeConnections(Empty())).apply([schedule("order-1", 60)], START)
 
     assert len(tries) == 2 * APPLY_TRIES
 
 
-async def test_a_count_that_is_dear_serves_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "CHEAP_COUNT_S", -1.0)
+async def test_a_count_that_is_dear_serves_for_a_while() -> None:
     connections = FakeConnections(FakeConnection())
-    store = new_store(connections)
+    store = new_store(connections, PostgresLimits(cheap_count_s=-1.0))
 
     counts = [await store._count_pending() for _ in range(3)]
 
     assert (counts, connections.asked) == ([7, 7, 7], 1)
 
 
-async def test_a_count_that_is_cheap_is_made_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "CHEAP_COUNT_S", 3_600.0)
+async def test_a_count_that_is_cheap_is_made_each_time() -> None:
     connections = FakeConnections(FakeConnection())
-    store = new_store(connections)
+    store = new_store(connections, PostgresLimits(cheap_count_s=3_600.0))
 
     async with asyncio.timeout(60):
         await store._count_pending()

@@ -13,6 +13,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from timer_service.adapters.postgres.errors import translated
+from timer_service.adapters.postgres.limits import DEFAULT_LIMITS, PostgresLimits
 from timer_service.addresses import UNCLEAR, is_clear, without_credentials
 from timer_service.domain.errors import InvalidConfiguration, StoreBusy
 
@@ -23,16 +24,10 @@ else:
 Row = asyncpg.Record
 Check = Callable[["asyncpg.Connection[asyncpg.Record]"], Coroutine[Any, Any, None]]
 
-CONNECT_LIMIT_S: Final = 5.0
-ACQUIRE_LIMIT_S: Final = 5.0
-"""How long to wait for a free connection of our own before the store counts as busy."""
-LOCK_LIMIT_S: Final = 3.0
-STATEMENT_LIMIT_S: Final = 8.0
-ANSWER_LIMIT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 10.0
 """Longer than the server's own limit: only a dead connection takes so long."""
-QUESTION_LIMIT_S: Final = 3.0
-"""So long the server works on a question; it then counts as busy. A caller waits for five seconds."""
-RELEASE_LIMIT_S: Final = 2.0
+RELEASE_TIMEOUT_S: Final = 2.0
 APPLICATION_NAME: Final = "timer-service"
 HAS_TRANSACTION_TIMEOUT: Final = 17
 
@@ -55,8 +50,8 @@ class Address:
         """What the driver needs to connect."""
         return {
             "dsn": self.url,
-            "timeout": CONNECT_LIMIT_S,
-            "command_timeout": ANSWER_LIMIT_S,
+            "timeout": CONNECT_TIMEOUT_S,
+            "command_timeout": ANSWER_TIMEOUT_S,
             "statement_cache_size": self.statement_cache_size,
             "server_settings": {"application_name": self.application_name},
         }
@@ -65,8 +60,16 @@ class Address:
 class Connections:
     """A pool of connections, each used for one statement or one transaction at a time."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", where: str, *, asked: bool) -> None:
+    def __init__(
+        self,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        where: str,
+        *,
+        asked: bool,
+        limits: PostgresLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._pool = pool
+        self._limits = limits
         self.where = where
         self._asked = asked
         self._durable = ""
@@ -83,14 +86,14 @@ class Connections:
     async def acquire(self) -> Connection:
         """Take a connection; whoever takes it has to give it back by `release`."""
         with translated(self.where, asked=self._asked):
-            return await self._pool.acquire(timeout=ACQUIRE_LIMIT_S)
+            return await self._pool.acquire(timeout=self._limits.acquire_timeout_s)
 
     async def release(self, connection: Connection) -> None:
         """Give a connection back; one that is not as it was taken is closed instead."""
         with suppress(Exception):  # It is of no more use to us, whatever is wrong with it.
             if is_open(connection) and connection.is_in_transaction():
                 connection.terminate()
-            await self._pool.release(connection, timeout=RELEASE_LIMIT_S)
+            await self._pool.release(connection, timeout=RELEASE_TIMEOUT_S)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -125,14 +128,16 @@ class Connections:
             await roll_back(connection)
             raise
 
-    async def begin(self, connection: Connection, hold_s: float = STATEMENT_LIMIT_S) -> None:
+    async def begin(self, connection: Connection, hold_s: float | None = None) -> None:
         """Begin a transaction that the server ends where we are silent for `hold_s`."""
-        total_s = hold_s + STATEMENT_LIMIT_S
+        statement_s = self._limits.statement_timeout_s
+        hold_s = statement_s if hold_s is None else hold_s
+        total_s = hold_s + statement_s
         has_total = connection.get_server_version().major >= HAS_TRANSACTION_TIMEOUT
         await connection.execute(
             "BEGIN ISOLATION LEVEL READ COMMITTED;"
-            f"SET LOCAL lock_timeout = {LOCK_LIMIT_S * 1000:.0f};"
-            f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_S * 1000:.0f};"
+            f"SET LOCAL lock_timeout = {self._limits.lock_timeout_s * 1000:.0f};"
+            f"SET LOCAL statement_timeout = {statement_s * 1000:.0f};"
             f"SET LOCAL idle_in_transaction_session_timeout = {hold_s * 1000:.0f};"
             + (f"SET LOCAL transaction_timeout = {total_s * 1000:.0f};" if has_total else "")
             + self._durable
@@ -144,8 +149,8 @@ class Connections:
             return await connection.fetch(sql, *parameters)
 
     async def ask(self, sql: str, *parameters: object, limit_s: float | None = None) -> list[Row]:
-        """Answer a question; the server itself gives up after `limit_s`, QUESTION_LIMIT_S if left out."""
-        limit_ms = (QUESTION_LIMIT_S if limit_s is None else limit_s) * 1000
+        """Answer a question; the server itself gives up after `limit_s`, if given."""
+        limit_ms = (self._limits.question_timeout_s if limit_s is None else limit_s) * 1000
         async with self.connection() as connection:
             await connection.execute(f"BEGIN READ ONLY; SET LOCAL statement_timeout = {limit_ms:.0f}")
             try:
@@ -159,7 +164,7 @@ class Connections:
         if connection is not None and isinstance(cause, TimeoutError):
             close(connection)
         if isinstance(cause, asyncpg.ReadOnlySQLTransactionError):
-            # After a failover these lead to the old primary: connect anew, to whichever takes writes.
+            # After a failover these lead to the old primary: connect again, to whichever takes writes.
             await self._pool.expire_connections()
 
 
@@ -168,7 +173,7 @@ def is_open(connection: Connection) -> bool:
     try:
         return not connection.is_closed()
     except asyncpg.InterfaceError:
-        return False  # The pool has it back already, to connect anew.
+        return False  # The pool has it back already, to connect again.
 
 
 def close(connection: Connection) -> None:
@@ -187,16 +192,21 @@ async def roll_back(connection: Connection) -> None:
     """Undo the transaction; where even that fails, close the connection, which does the same."""
     if is_open(connection):
         try:
-            await connection.execute("ROLLBACK", timeout=RELEASE_LIMIT_S)
+            await connection.execute("ROLLBACK", timeout=RELEASE_TIMEOUT_S)
         except Exception:
             close(connection)
 
 
 @asynccontextmanager
 async def open_connections(
-    address: Address, at_most: int, *, asked: bool = False, check: Check | None = None
+    address: Address,
+    at_most: int,
+    *,
+    asked: bool = False,
+    check: Check | None = None,
+    limits: PostgresLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Connections]:
-    """Open a pool; it connects when it is first used, and anew whenever that is needed.
+    """Open a pool; it connects when it is first used, and again whenever that is needed.
 
     On one that is for requests of strangers (`asked`) hardly any error is critical. `check` looks at each new
     connection and raises where it must not be used.
@@ -208,10 +218,10 @@ async def open_connections(
             min_size=0, max_size=at_most, reset=_keep, init=check, **address.arguments
         )
     try:
-        yield Connections(pool, address.shown, asked=asked)
+        yield Connections(pool, address.shown, asked=asked, limits=limits)
     finally:
         try:
-            async with asyncio.timeout(RELEASE_LIMIT_S):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 await pool.close()
         except TimeoutError:
             pool.terminate()

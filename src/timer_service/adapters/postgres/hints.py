@@ -15,7 +15,6 @@ from timer_service.domain.messages import EPOCH, epoch_ms
 
 CHECK_INTERVAL_S: Final = 20.0
 """How often a silent connection is asked whether it is still there."""
-RECONNECT_PAUSE_S: Final = 1.0
 
 # One channel a schema, within the length of a name.
 _CHANNEL: Final = "left('timer_due_' || current_schema(), 60)"
@@ -26,7 +25,14 @@ _NOTIFY: Final = f"SELECT pg_notify({_CHANNEL}, $1)"
 class Hints:
     """Hints between instances on one database. Behind a pooler in transaction mode none arrive."""
 
-    def __init__(self, address: Address, connections: Connections, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        connections: Connections,
+        now: Callable[[], datetime],
+        reconnect_pause_s: float,
+    ) -> None:
+        self._reconnect_pause_s = reconnect_pause_s
         self._address = address
         self._connections = connections
         self._now = now
@@ -72,7 +78,7 @@ class Hints:
             # Whatever is wrong with the database, those who cannot do without it will say so.
             with suppress(TimerServiceError), translated(self._address.shown):
                 await self._listen_once(callback)
-            await asyncio.sleep(RECONNECT_PAUSE_S)
+            await asyncio.sleep(self._reconnect_pause_s)
 
     async def _listen_once(self, callback: Callable[[datetime], None]) -> None:
         lost = asyncio.Event()

@@ -12,18 +12,12 @@ from typing import Final
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import Connection, Row
+from timer_service.adapters.postgres.limits import PostgresLimits
+from timer_service.adapters.postgres.statements import CLOCK
 from timer_service.domain.messages import TenantId, epoch_ms
 from timer_service.ports.timer_store import HeldBack
 
-PASS_OVER: Final = 1_000
-"""So many due rows of tenants that are held back a look passes over before it goes by tenant."""
-NEWEST_ROWS: Final = 500
-SWEEP_STEPS: Final = 1_000
-MOST_WAITING: Final = 10_000
-"""So many tenants are remembered from one look to the next; the sweep waits while there are more."""
-SWEEP_REST_S: Final = 1.0
-"""After a sweep that took several looks; what came due meanwhile is found without one."""
-TURN_ROUNDS: Final = 5
+MAX_ROUNDS: Final = 5
 
 _BUCKET_MS: Final = 600_000
 # Ten minutes of due times, by number. As the index of migration 0002 has it.
@@ -38,7 +32,7 @@ _NOT_OF_HELD_TENANT: Final = "tenant_id NOT IN (SELECT unnest($4::text[]))"
 # nobody's clock fires early. It reads a bounded number of rows, those held back included.
 PEEK: Final = f"""
 WITH moment AS MATERIALIZED (
-  SELECT least($1::text::timestamptz, date_trunc('milliseconds', clock_timestamp())) AS at),
+  SELECT least($1::text::timestamptz, {CLOCK}) AS at),
 due AS MATERIALIZED (
   SELECT tenant_id, service_call_id FROM timer_schedules
   WHERE state = 'Scheduled' AND due_at <= (SELECT at FROM moment)
@@ -101,9 +95,9 @@ LIMIT $6
 """  # noqa: S608
 
 
-def most_to_read(limit: int, held_back: HeldBack) -> int:
+def most_to_read(limit: int, held_back: HeldBack, max_passed_over: int) -> int:
     """Return how many rows a look reads at the most: where it reads fewer, it has seen all that is due."""
-    return limit + 1 + len(held_back.timers) + (PASS_OVER if held_back.tenants else 0)
+    return limit + 1 + len(held_back.timers) + (max_passed_over if held_back.tenants else 0)
 
 
 class Turns:
@@ -113,7 +107,8 @@ class Turns:
     first. A tenant that had nothing left is forgotten: it is found again when it has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: PostgresLimits) -> None:
+        self._limits = limits
         self._waiting: dict[str, None] = {}
         self._place = _START
         self._pieces = 0
@@ -141,7 +136,7 @@ class Turns:
         moment = rows.text(at)
         taken: list[Row] = []
         spent: set[str] = set()
-        for rounds_left in reversed(range(TURN_ROUNDS)):
+        for rounds_left in reversed(range(MAX_ROUNDS)):
             missing = limit - len(taken)
             if not missing or not tenants:
                 break
@@ -170,10 +165,11 @@ class Turns:
 
     async def _find_tenants(self, connection: Connection, at: datetime) -> None:
         """Look at what came due last, and at the next piece of all that is due."""
-        newest = await connection.fetch(NEWEST, rows.text(at), NEWEST_ROWS)
+        newest = await connection.fetch(NEWEST, rows.text(at), self._limits.max_newest_rows)
         found = [(row[0], row[1]) for row in newest]
-        if len(self._waiting) < MOST_WAITING and time.monotonic() >= self._rests_until:
-            piece = await connection.fetch(SWEEP, epoch_ms(at) // _BUCKET_MS, *self._place, SWEEP_STEPS)
+        if len(self._waiting) < self._limits.max_waiting_tenants and time.monotonic() >= self._rests_until:
+            steps = self._limits.max_sweep_steps
+            piece = await connection.fetch(SWEEP, epoch_ms(at) // _BUCKET_MS, *self._place, steps)
             found += [(row[1], row[2]) for row in piece if row[2] <= at]
             self._go_on(piece)
         found.sort(key=lambda pair: pair[1])
@@ -182,12 +178,12 @@ class Turns:
 
     def _go_on(self, piece: Sequence[Row]) -> None:
         self._pieces += 1
-        self._has_seen_all = len(piece) < SWEEP_STEPS
+        self._has_seen_all = len(piece) < self._limits.max_sweep_steps
         if not self._has_seen_all:
             self._place = (piece[-1][0], piece[-1][1])
             return
         if self._pieces > 1:
-            self._rests_until = time.monotonic() + SWEEP_REST_S
+            self._rests_until = time.monotonic() + self._limits.sweep_rest_s
         self._place, self._pieces = _START, 0
 
 

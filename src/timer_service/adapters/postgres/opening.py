@@ -2,19 +2,34 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from typing import Final
 
 import asyncpg
 import structlog
 
 from timer_service.adapters.migrations import Migration
-from timer_service.adapters.postgres.connections import Address, Check, Connection, Connections
+from timer_service.adapters.postgres.connections import (
+    Address,
+    Check,
+    Connection,
+    Connections,
+    open_connections,
+)
+from timer_service.adapters.postgres.hints import Hints
+from timer_service.adapters.postgres.limits import DEFAULT_LIMITS, PostgresLimits
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
+from timer_service.adapters.postgres.store import PostgresTimerStore
 from timer_service.domain.errors import InvalidConfiguration, StoreBusy, StoreFailed, TransientError
 
-OLDEST_POSTGRES: Final = 14
-START_PAUSE_S: Final = 0.5
+MIN_POSTGRES: Final = 14
+WORK_CONNECTIONS: Final = 3
+"""Applying commands, holding a claim, and deleting or marking besides."""
+ANSWER_CONNECTIONS: Final = 3
+"""So that questions and requests never keep the work waiting."""
+STATEMENT_CACHE_SIZE: Final = 100
 
 _CHECK: Final = """
 SELECT current_setting('server_encoding'), pg_is_in_recovery(), (
@@ -25,6 +40,38 @@ SELECT current_setting('server_encoding'), pg_is_in_recovery(), (
 """
 
 log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_postgres_store(
+    url: str,
+    now: Callable[[], datetime],
+    *,
+    statement_cache_size: int = STATEMENT_CACHE_SIZE,
+    limits: PostgresLimits = DEFAULT_LIMITS,
+    migrations: Sequence[Migration] | None = None,
+) -> AsyncIterator[PostgresTimerStore]:
+    """Connect, bring the schema up to date and open the store.
+
+    A database that is away is waited for, within bounds. Behind a pooler in transaction mode that knows no
+    prepared statements, `statement_cache_size` has to be 0.
+    """
+    address = Address(url, statement_cache_size)
+    check = not_moved(address)
+    async with (
+        open_connections(address, WORK_CONNECTIONS, check=check, limits=limits) as work,
+        open_connections(address, ANSWER_CONNECTIONS, asked=True, check=check, limits=limits) as answers,
+    ):
+        await wait_for(work, limits, migrations)
+        if not await work.waits_for_disk():
+            work.be_durable()
+            answers.be_durable()
+        hints = Hints(address, answers, now, limits.reconnect_pause_s)
+        store = PostgresTimerStore(work, answers, hints, now, limits)
+        with suppress(TransientError):  # A busy server is no reason not to start; it is measured again.
+            await store.measure_skew()
+        async with hints.telling():
+            yield store
 
 
 def not_moved(address: Address) -> Check:
@@ -46,10 +93,10 @@ def not_moved(address: Address) -> Check:
 
 
 async def wait_for(
-    connections: Connections, patience_s: float, migrations: Sequence[Migration] | None = None
+    connections: Connections, limits: PostgresLimits, migrations: Sequence[Migration] | None = None
 ) -> None:
     """Wait until the database is there, and make it ready."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + limits.start_timeout_s
     told = False
     while True:
         try:
@@ -62,7 +109,7 @@ async def wait_for(
             if not told:
                 log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))
                 told = True
-            await asyncio.sleep(START_PAUSE_S)
+            await asyncio.sleep(limits.start_pause_s)
         except ValueError as error:  # The driver reads the address only when it connects.
             raise InvalidConfiguration(
                 f"TIMER_STORE_URL must be postgresql://user:password@host:port/database: {error}"
@@ -71,9 +118,9 @@ async def wait_for(
 
 async def _prepare(connection: Connection, where: str, migrations: Sequence[Migration] | None) -> None:
     version = connection.get_server_version()
-    if version.major < OLDEST_POSTGRES:
+    if version.major < MIN_POSTGRES:
         raise StoreFailed(
-            f"{where}: PostgreSQL {version.major} is too old: {OLDEST_POSTGRES} or newer is needed"
+            f"{where}: PostgreSQL {version.major} is too old: {MIN_POSTGRES} or newer is needed"
         )
     await migrate(connection, where, migrations)
     row = await connection.fetchrow(_CHECK)

@@ -1,4 +1,4 @@
-"""Questions: one timer, a page of them, and how many there are."""
+"""Pages of one tenant's timers, each found by its first timer and never by counting from the start."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -8,8 +8,6 @@ from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
 
 _EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
-
-GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id = $1 AND service_call_id = $2"  # noqa: S608
 
 # One index-ordered page for each state, merged, so that no list ever sorts a tenant's whole history. Each
 # begins at one place, which is all that the index is asked for: page 1,000 costs what page 1 costs.
@@ -30,17 +28,6 @@ LIST: Final = _PAGES % ""
 
 # A page of those that belong to one request.
 LIST_BY_CORRELATION: Final = _PAGES % " AND correlation_id = $7"
-
-# For health and metrics: what is overdue, what comes next, how much room it takes.
-COUNT_OVERDUE: Final = """
-SELECT count(*), min(due_at),
-  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > $1::text::timestamptz),
-  pg_total_relation_size('timer_schedules')
-FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= $1::text::timestamptz
-"""
-
-# All that is to come, by an index that knows nothing of what is over.
-COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
 
 
 def page_of(query: TimerQuery) -> tuple[str, list[Any]]:

@@ -18,16 +18,13 @@ from timer_service.adapters.postgres.connections import (
     roll_back,
 )
 from timer_service.adapters.postgres.errors import translated
-from timer_service.adapters.postgres.schema import LOCK_KEY
+from timer_service.adapters.postgres.statements import FIRING
 from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.messages import DueTimeReached, TimerKey
 from timer_service.domain.timer import DueTimer
 
-# The name of a timer's advisory lock; two timers with one name only make a request come again.
-FIRING: Final = f"hashtextextended(tenant_id || '/' || service_call_id, {LOCK_KEY})"
-
-# Of timers that are being fired but whose rows had to be given up: calls keep off them all the same.
-_KEEP_OFF_CALLS: Final = f"""
+# Of timers that are being fired but whose rows had to be given up: requests keep off them all the same.
+_KEEP_OFF_REQUESTS: Final = f"""
 SELECT pg_advisory_xact_lock({FIRING})
 FROM unnest($1::text[], $2::text[]) AS given_up(tenant_id, service_call_id)
 """  # noqa: S608
@@ -97,7 +94,7 @@ class PostgresClaim:
     async def give_up(self, keys: Iterable[TimerKey]) -> None:
         """Let go of some timers whose commands cannot wait until their events are confirmed.
 
-        The generation guard protects them from the mark, an advisory lock from calls. The rest is locked
+        The generation guard protects them from the mark, an advisory lock from requests. The rest is locked
         again at once; what another instance was quicker to lock is published twice, under one id.
         """
         async with self._using:
@@ -108,7 +105,7 @@ class PostgresClaim:
                 del self._held[key]
             try:
                 await self._connection.execute("ROLLBACK TO SAVEPOINT nothing_claimed")
-                await self._connection.fetch(_KEEP_OFF_CALLS, *arrays.transposed(wanted, 2))
+                await self._connection.fetch(_KEEP_OFF_REQUESTS, *arrays.transposed(wanted, 2))
                 # A new one: to go back to the first would give up the advisory locks.
                 await self._connection.execute("SAVEPOINT nothing_claimed")
                 kept = [(*key, generation) for key, generation in self._held.items()]

@@ -1,0 +1,86 @@
+"""Commands of one transaction: what the rules make of them, and how it is written."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from timer_service.adapters import rows
+from timer_service.adapters.postgres import arrays
+from timer_service.adapters.postgres.connections import Connection
+from timer_service.adapters.postgres.statements import INSERT, LOCK_FOR_REQUESTS, UPDATE
+from timer_service.domain import timer as rules
+from timer_service.domain.messages import Command, TimerKey
+from timer_service.domain.timer import Outcome, Timer, nearest_due_at
+
+
+class Batch:
+    """Commands by timer, in their order, and what each of them did."""
+
+    def __init__(self, commands: Sequence[Command], now: datetime, rule: rules.Rule) -> None:
+        self.now = now
+        self._rule = rule
+        self._in_order = commands
+        self.outcomes: list[Outcome] = [Outcome.SUPERSEDED] * len(commands)
+        self.commands: dict[TimerKey, list[tuple[int, Command]]] = {}
+        for index, command in enumerate(commands):
+            self.commands.setdefault(command.key, []).append((index, command))
+
+    def first(self, key: TimerKey) -> Timer:
+        """Return the timer that these commands make where there is none."""
+        timer = self._apply(None, key)
+        assert timer is not None
+        return timer
+
+    def apply(self, timer: Timer) -> Timer:
+        """Return the timer as it is after its commands: the same object where nothing changes."""
+        after = self._apply(timer, timer.key)
+        assert after is not None
+        return after
+
+    def refuse(self, keys: Iterable[TimerKey]) -> None:
+        """Say of the requests for these timers that they are being fired."""
+        for key in keys:
+            for index, _ in self.commands[key]:
+                self.outcomes[index] = Outcome.DUE
+
+    @property
+    def nearest(self) -> datetime | None:
+        """The earliest due time that was set."""
+        return nearest_due_at(self._in_order, self.outcomes)
+
+    def _apply(self, timer: Timer | None, key: TimerKey) -> Timer | None:
+        for index, command in self.commands[key]:
+            timer, self.outcomes[index] = self._rule(timer, command, self.now)
+        return timer
+
+
+async def insert(connection: Connection, batch: Batch, keys: Iterable[TimerKey]) -> set[TimerKey]:
+    """Insert timers that are new, in the order of the key; return which of them were."""
+    timers = [batch.first(key) for key in sorted(keys)]
+    inserted = await connection.fetch(INSERT, *arrays.columns(timers))
+    return {(row[0], row[1]) for row in inserted}
+
+
+async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
+    """Decide requests for all timers that nobody else holds; return these as they are now."""
+    first = {key: batch.first(key) for key in sorted(batch.commands)}
+    inserted = await connection.fetch(INSERT, *arrays.columns(first.values()))
+    timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
+    if there := first.keys() - timers.keys():
+        found = await connection.fetch(LOCK_FOR_REQUESTS, *arrays.transposed(there, 2))
+        # Whoever claimed a timer before did so by the database's clock or an earlier one.
+        batch.now = max(batch.now, *(row[-1] for row in found)) if found else batch.now
+        before = [rows.timer(row) for row in found if row[-2]]
+        after = [batch.apply(timer) for timer in before]
+        changed = [new for old, new in zip(before, after, strict=True) if new is not old]
+        if changed:
+            await connection.execute(UPDATE, *arrays.columns(changed))
+        timers |= {timer.key: timer for timer in after}
+    return timers
+
+
+async def save(connection: Connection, batch: Batch, locked: Sequence[Timer]) -> set[TimerKey]:
+    """Apply the rules to timers whose locks are held; return which they are."""
+    changed = [after for before in locked if (after := batch.apply(before)) is not before]
+    if changed:
+        await connection.execute(UPDATE, *arrays.columns(changed))
+    return {timer.key for timer in locked}
