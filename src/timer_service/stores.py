@@ -93,7 +93,7 @@ def open_archive(url: str, *, as_source: bool) -> AbstractAsyncContextManager[Ti
 
 
 def _need_postgres(named_by: str) -> None:
-    # The driver is an extra: it is loaded only where it is asked for.
+    # The driver is an extra: it is loaded only if it is asked for.
     try:
         import_module("asyncpg")
     except ModuleNotFoundError as error:

@@ -57,7 +57,7 @@ async def first_done(*tasks: "asyncio.Task[Any]") -> None:
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns, or raise TimeoutError after so many seconds.
+    """Return what the work returns, or raise TimeoutError after `seconds`.
 
     nats-py swallows a cancellation while a full socket holds it up, and `asyncio.timeout` then waits on. Here
     the wait is outside: what does not end is cancelled and left to end with its connection.
@@ -95,7 +95,7 @@ async def owned(
 
 
 async def _end(tasks: Iterable["asyncio.Task[Any]"], cancel_again_s: float) -> None:
-    """Cancel what is not done and wait for it, also where we are cancelled ourselves meanwhile."""
+    """Cancel what is not done and wait for it, even if we are cancelled ourselves meanwhile."""
     interruption: asyncio.CancelledError | None = None
     while left := [task for task in tasks if not task.done()]:
         for task in left:

@@ -574,8 +574,8 @@ def sqlite_error(name: str) -> sqlite3.Error:
         ("SQLITE_READONLY", StoreFailed, ": TIMER_DB_PATH must be a file this user may create and write"),
         ("SQLITE_CANTOPEN", StoreFailed, ": TIMER_DB_PATH must be a file this user may create and write"),
         ("SQLITE_PERM", StoreFailed, ": TIMER_DB_PATH must be a file this user may create and write"),
-        ("SQLITE_IOERR_FSYNC", StoreFailed, ": the store failed; restart once the disk is well"),
-        ("SQLITE_IOERR_WRITE", StoreFailed, ": the store failed; restart once the disk is well"),
+        ("SQLITE_IOERR_FSYNC", StoreFailed, ": the store failed; restart once the disk works again"),
+        ("SQLITE_IOERR_WRITE", StoreFailed, ": the store failed; restart once the disk works again"),
     ],
 )
 def test_each_error_of_sqlite_is_one_of_ours_and_says_what_to_do(

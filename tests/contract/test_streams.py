@@ -161,8 +161,8 @@ UNSAFE = [
     ("COMMANDS", {"max_msgs": 10, **OLD}, "discards old messages", True),
     ("COMMANDS", {"max_bytes": 100_000, **OLD}, "discards old messages", True),
     ("COMMANDS", {"max_age": 3600.0}, "after 3600 s", True),
-    ("COMMANDS", {"max_msgs_per_subject": 1}, "keeps 1 messages a subject", True),
-    ("COMMANDS", {"max_msgs_per_subject": 1, **NEW}, "keeps 1 messages a subject", True),
+    ("COMMANDS", {"max_msgs_per_subject": 1}, "keeps 1 messages per subject", True),
+    ("COMMANDS", {"max_msgs_per_subject": 1, **NEW}, "keeps 1 messages per subject", True),
     ("COMMANDS", {"duplicate_window": 0.1}, "window of 0.1 s, less than 30 s", False),
     ("COMMANDS", {"subjects": ["{prefix}.commands.acme.>"]}, "does not take", True),
     ("COMMANDS", {"no_ack": True}, "does not acknowledge", True),
@@ -178,7 +178,7 @@ UNSAFE = [
     ("EVENTS", {"retention": RetentionPolicy.INTEREST}, "interest retention", True),
     ("EVENTS", {"retention": RetentionPolicy.WORK_QUEUE}, "work queue", True),
     ("EVENTS", {"storage": StorageType.MEMORY}, "in memory", True),
-    ("EVENTS", {"max_msgs_per_subject": 1}, "keeps 1 messages a subject", True),
+    ("EVENTS", {"max_msgs_per_subject": 1}, "keeps 1 messages per subject", True),
     ("EVENTS", {"duplicate_window": 0.1}, "window of 0.1 s, less than 30 s", False),
     ("EVENTS", {"no_ack": True}, "does not acknowledge", True),
     ("EVENTS", {"subjects": ["{prefix}.events.acme.>"]}, "does not take", True),
@@ -188,7 +188,7 @@ UNSAFE = [
     ("DEADLETTER", {"storage": StorageType.MEMORY}, "in memory", True),
     ("DEADLETTER", {"max_bytes": 100_000, **NEW}, "discards new messages", False),
     ("DEADLETTER", {"max_msgs": 100, **NEW}, "discards new messages", False),
-    ("DEADLETTER", {"max_msgs_per_subject": 1}, "keeps 1 messages a subject", True),
+    ("DEADLETTER", {"max_msgs_per_subject": 1}, "keeps 1 messages per subject", True),
     ("DEADLETTER", {"duplicate_window": 69.0}, "window of 69 s, less than 70 s", False),
     ("DEADLETTER", {"no_ack": True}, "does not acknowledge", True),
     ("DEADLETTER", {"subjects": ["{prefix}.deadletter.acme"]}, "does not take", True),
@@ -305,7 +305,7 @@ async def test_a_stream_that_is_changed_under_us_is_told_in_one_line(
 
         await until(mended, "the mending to be noticed")
 
-    detail = f"{events} keeps 5 messages a subject: older ones are lost"
+    detail = f"{events} keeps 5 messages per subject: older ones are lost"
     assert warnings == {"streams": detail}
     assert logs == [
         {

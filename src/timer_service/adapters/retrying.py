@@ -59,11 +59,11 @@ class RetryingStore:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the store; None where all is well."""
+        """What is wrong with the store; None if all is well."""
         return next(iter(self._problems.values()), None)
 
     def stop(self) -> None:
-        """From now on raise GivenUp where a change fails."""
+        """From now on raise GivenUp if a change fails."""
         self._stopping.set()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
@@ -76,7 +76,7 @@ class RetryingStore:
         return await self.retry("apply", attempt)
 
     async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
-        """Decide requests; whoever asks is told at once where that fails."""
+        """Decide requests; whoever asks is told at once if that fails."""
         return await self._store.decide(requests, now)
 
     @asynccontextmanager

@@ -137,7 +137,7 @@ def epoch_row(epoch: StreamEpoch) -> tuple[int, ...]:
 
 
 def _where_older(position: Position | None, newest: Position) -> tuple[int | None, int | None]:
-    """Return the columns of the command that has set a value: nothing where it is the row's newest."""
+    """Return the columns of the command that has set a value: nothing if it is the row's newest."""
     if position is None or position == newest:
         return None, None
     return position.stream_created_us, position.sequence

@@ -1,4 +1,4 @@
-"""The machine's clock and chance; the only module that asks for either."""
+"""The machine's clock and randomness; the only module that asks for either."""
 
 import asyncio
 import random
@@ -28,16 +28,16 @@ def _boot_ms() -> int:
 
 
 def instance_name() -> str:
-    """Return a name for this process that no other instance has: the host's, and a little chance."""
+    """Return a name for this process that no other instance has: the host's, and a few random characters."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:63]
     return f"{host}-{random.SystemRandom().randrange(16**6):06x}"
 
 
 class SystemClock:
-    """The wall clock of this machine, but not its sudden leaps into the future.
+    """The wall clock of this machine, without its sudden leaps into the future.
 
     Where the wall clock gets ahead of the boot clock by `max_step` more than it ever was, the time goes on
-    as before until a person confirms the step: timers that fired too early cannot be called back. A step
+    as before until a person confirms the step: timers that fired too early cannot be taken back. A step
     backward is followed at once, and so is the way back: it makes timers late at worst.
     """
 
@@ -56,7 +56,7 @@ class SystemClock:
         self._held_ms = 0
 
     def now(self) -> datetime:
-        """Return the present moment, cut down to the millisecond."""
+        """Return the present moment, truncated to the millisecond."""
         boot_ms = self._boot_ms()
         offset_ms = self._wall_ms() - boot_ms
         step_ms = offset_ms - self._highest_ms
@@ -90,7 +90,7 @@ class SystemClock:
 
     @property
     def held_step_s(self) -> float:
-        """Return the seconds of the step that is held back, 0 where there is none."""
+        """Return the seconds of the step that is held back, 0 if there is none."""
         return self._held_ms / 1000
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:

@@ -167,13 +167,13 @@ class Settings(BaseSettings):
 
     @property
     def postgres_url(self) -> str | None:
-        """The PostgreSQL database, where the store is one."""
+        """The PostgreSQL database, if the store is one."""
         text = self.store_url.get_secret_value() if self.store_url else ""
         return text if text.startswith("postgres") else None
 
     @property
     def sqlite_path(self) -> Path:
-        """The SQLite file, where the store is one."""
+        """The SQLite file, if the store is one."""
         text = self.store_url.get_secret_value() if self.store_url else ""
         return Path(text.removeprefix("sqlite:///")) if text.startswith("sqlite") else self.db_path
 
@@ -191,7 +191,7 @@ class Settings(BaseSettings):
 
     @property
     def catch_up_span(self) -> timedelta:
-        """How long due timers wait for commands at most; zero where they do not wait."""
+        """How long due timers wait for commands at most; zero if they do not wait."""
         return timedelta() if self.catch_up == "0" else parse_duration(self.catch_up)
 
     @property

@@ -69,7 +69,7 @@ class Timer(Keyed):
     service_call_id: ServiceCallId
     state: TimerState
     due_at: datetime | None
-    """None only where a cancel came before any schedule."""
+    """None only if a cancel came before any schedule."""
     generation: int
     """Counts the due times this timer has had; an event names the one it belongs to."""
     registered_at: datetime
@@ -154,7 +154,7 @@ def nearest_due_at(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> 
 
 
 def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
-    """Return the timer as reached, or as it is where that generation no longer stands."""
+    """Return the timer as reached, or as it is if that generation no longer stands."""
     if timer.state is not TimerState.SCHEDULED or timer.generation != generation:
         return timer
     return replace(timer, state=TimerState.REACHED, reached_at=at)
@@ -214,7 +214,7 @@ def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
         state=TimerState.SCHEDULED,
         generation=timer.generation + 1 if moved else timer.generation,
         cancelled_at=None,
-        # Also where nothing else changes: a command that this one overtook must not undo it.
+        # Even if nothing else changes: a command that this one overtook must not undo it.
         position=command.position,
     )
     if again:

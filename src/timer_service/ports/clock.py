@@ -9,9 +9,9 @@ class Clock(Protocol):
     """The only source of time and the only way to wait."""
 
     def now(self) -> datetime:
-        """Return the present moment in UTC, cut down to the millisecond.
+        """Return the present moment in UTC, truncated to the millisecond.
 
-        Cut down, never rounded: a timer must not look due before its millisecond has begun.
+        Truncated, never rounded: a timer must not look due before its millisecond has begun.
         """
         ...
 
@@ -28,12 +28,12 @@ class GuardedClock(Clock, Protocol):
 
     @property
     def problem(self) -> str | None:
-        """Say which leap is held back; None where there is none."""
+        """Say which leap is held back; None if there is none."""
         ...
 
     @property
     def held_step_s(self) -> float:
-        """Return the seconds of the leap that is held back, 0 where there is none."""
+        """Return the seconds of the leap that is held back, 0 if there is none."""
         ...
 
     def accept_step(self) -> float:

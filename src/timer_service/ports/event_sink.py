@@ -36,7 +36,7 @@ class EventSink(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """Why no event can be sent now; None where all is well."""
+        """Why no event can be sent now; None if all is well."""
         ...
 
     async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is wrong, in words for a person; nothing where all is well."""
+    """What is wrong, in words for a person; nothing if all is well."""
 
     stuck: str | None
-    """Why the worker is taken for dead: only a restart helps."""
+    """Why the worker counts as stuck: only a restart helps."""
     problems: dict[str, str]
     """Part to what is wrong with it: the service waits for it to pass."""
     warnings: dict[str, str] = field(default_factory=dict)
-    """Part to what a person should see to although timers are taken and fired."""
+    """Part to what a person should look at although commands are accepted and timers fire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """How busy and how late the service was in the last minute; lateness is None where nothing fired."""
+    """How busy and how late the service was in the last minute; lateness is None if nothing fired."""
 
     commands_per_s: float
     fired_per_s: float

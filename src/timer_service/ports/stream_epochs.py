@@ -17,7 +17,7 @@ class StreamEpochs(Protocol):
         ...
 
     async def begin_epoch(self, epoch: StreamEpoch) -> bool:
-        """Keep a new epoch; return False, with nothing changed, where its number is taken already.
+        """Keep a new epoch; return False, with nothing changed, if its number is already taken.
 
         Of several instances that notice the same loss one begins the epoch, and the others find it.
         """

@@ -11,7 +11,7 @@ from timer_service.domain.timer import Timer
 class TimerArchive(Protocol):
     """A store that no service is using, read or written from end to end.
 
-    Opening one makes sure of that: it raises StoreInUse where a service is at work.
+    Opening one makes sure of that: it raises StoreInUse if a service is at work.
     """
 
     @property
@@ -63,7 +63,7 @@ class TimerArchive(Protocol):
         ...
 
     async def reopen(self) -> str | None:
-        """Forget that; return where the timers were moved to, or None where they were not."""
+        """Forget that; return where the timers were moved to, or None if they were not."""
         ...
 
     async def clear(self) -> None:

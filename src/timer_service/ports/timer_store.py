@@ -66,7 +66,7 @@ class Decided:
 
     outcome: Outcome
     timer: Timer | None
-    """None only where the outcome is DUE: the timer is not ours to show while it is being fired."""
+    """None only if the outcome is DUE: the timer is not ours to show while it is being fired."""
 
 
 class Claim(Protocol):
@@ -163,9 +163,9 @@ class PatientStore(TimerStore, Protocol):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the store; None where all is well."""
+        """What is wrong with the store; None if all is well."""
         ...
 
     def stop(self) -> None:
-        """From now on raise GivenUp where a change fails."""
+        """From now on raise GivenUp if a change fails."""
         ...

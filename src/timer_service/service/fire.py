@@ -23,7 +23,7 @@ from timer_service.workflows.schedule_timers import ScheduleReport
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 LOOK_AGAIN_S: Final = 0.02
-"""The pause before another look where timers are due and none of them could be claimed."""
+"""The pause before another look if timers are due and none of them could be claimed."""
 MIN_UNMARKED: Final = 2
 """However small a batch is, one timer can be published while another is marked."""
 
@@ -40,7 +40,7 @@ class Unmarked:
         self._ended = asyncio.Event()
 
     async def room(self, *, draining: bool) -> int:
-        """Return how many timers the next look may take; wait for marks where there is no room.
+        """Return how many timers the next look may take; wait for marks if there is no room.
 
         Under a backlog a look takes half of a batch: one half is marked while the other is published.
         """
@@ -146,7 +146,7 @@ class Firing:
         self._wake.set()
 
     def wake_for(self, due_at: datetime) -> None:
-        """Wake the worker where a timer is due before it would look again."""
+        """Wake the worker if a timer is due before it would look again."""
         if self._precise_wakeup and (self._sleeps_until is None or due_at < self._sleeps_until):
             self._wake.set()
 

@@ -121,7 +121,7 @@ class Service:
         self._watch.note_counts(counts)
 
     def wake_for(self, due_at: datetime) -> None:
-        """Wake the worker where a timer is due before it would look again."""
+        """Wake the worker if a timer is due before it would look again."""
         self._firing.wake_for(due_at)
 
 

@@ -78,7 +78,7 @@ class MemoryTimerStore:
     async def claim_due(
         self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
     ) -> AsyncIterator[Claim]:
-        """Return what is due, in turns between tenants where it is more than the limit."""
+        """Return what is due, in turns between tenants if it is more than the limit."""
         due = sorted(
             (
                 DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.trace)

@@ -1,1 +1,1 @@
-"""What the service does, one function a file, with its ports as arguments."""
+"""What the service does, one function per file, with its ports as arguments."""

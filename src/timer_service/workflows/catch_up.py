@@ -21,9 +21,9 @@ from timer_service.workflows.unanswered import Unanswered
 FIRST_PAUSE = timedelta(milliseconds=2)
 LONGEST_PAUSE = timedelta(milliseconds=500)
 MOST_ASKED = 200
-"""So many tenants a look asks about by name; the others take their turn."""
+"""Tenants that a look asks about by name; the others take their turn."""
 RECENT_FENCES = 16
-"""So many of the last looks are remembered; of older ones one for each sixteenth of the limit."""
+"""Last looks that are remembered; of older ones one for each sixteenth of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Waits:
 
     now: datetime
     backlog: Backlog | None = None
-    """None where nobody has to wait for anything."""
+    """None if nobody has to wait for anything."""
     proven: Mapping[TenantId, datetime | None] = field(default_factory=dict)
     """Of the blocked tenants: all that was stored up to this moment is applied."""
     floor: datetime | None = None
@@ -96,11 +96,11 @@ class Waits:
         return HeldBack(tenants=held_back.tenants | self.held, timers=held_back.timers)
 
     def lets(self, timer: DueTimer) -> bool:
-        """Tell whether a due timer may fire."""
+        """Return whether a due timer may fire."""
         return self.is_proven(timer) or (self.expired is not None and timer.due_at <= self.expired)
 
     def is_proven(self, timer: DueTimer) -> bool:
-        """Tell whether every command that was stored before the timer was due is applied."""
+        """Return whether every command that was stored before the timer was due is applied."""
         if self.backlog is None or not self.backlog.concerns(timer.tenant_id):
             return True
         moment = self.proven.get(timer.tenant_id, self.floor)
@@ -181,7 +181,7 @@ class CatchUp:
         recovered = self._stream_silence.answered()
         went_back = bool(self._fences) and self._fences[-1].sequence > backlog.last_sequence
         if backlog.stream != self._stream or went_back:
-            # Made anew, or without its newest commands: sequences mean something else.
+            # Created again, or without its newest commands: sequences mean something else.
             self._forget()
             self._stream = backlog.stream
         if not (backlog.tenants is None or backlog.tenants or self._blocked or self._given_up):
@@ -254,7 +254,7 @@ class CatchUp:
         tenants = sorted({timer.tenant_id for timer in let_go})
         anew = tuple(tenant_id for tenant_id in tenants if tenant_id not in self._given_up)
         # What stays although newer commands were handled since is stuck: it holds up nothing any more. What
-        # nobody has come to yet is waited for anew by each timer.
+        # nobody has come to yet is waited for again by each timer.
         stuck = min(expired_sequence, backlog.handled_sequence)
         for tenant_id in tenants:
             self._given_up[tenant_id] = max(stuck, self._given_up.get(tenant_id, 0))
@@ -296,7 +296,7 @@ class CatchUp:
         return max(0.0, min(now - self._looked_at, self._limit / 4).total_seconds())
 
     def _set_back(self, now: datetime) -> None:
-        """Forget moments that are yet to come, where the clock was set back."""
+        """Forget moments that are yet to come, if the clock was set back."""
         if self._looked_at is None or now >= self._looked_at:
             return
         self._looked_at = now

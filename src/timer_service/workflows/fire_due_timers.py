@@ -40,7 +40,7 @@ class PublishedBatch:
 
     report: FireReport
     claim: Claim | None = None
-    """None where nothing was looked for."""
+    """None if nothing was looked for."""
 
     @property
     def is_whole(self) -> bool:
@@ -106,7 +106,7 @@ async def publish_due_timers(
 async def next_look(
     *, store: TimerStore, hold_back: HoldBack, catch_up: CatchUp, looked_at: datetime
 ) -> datetime | None:
-    """Return when to look again after a look that found all that was due; None where nothing is known."""
+    """Return when to look again after a look that found all that was due; None if nothing is known."""
     if (paused_until := hold_back.everything_until(looked_at)) is not None:
         return paused_until
     moments = (

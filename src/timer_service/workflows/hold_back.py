@@ -1,4 +1,4 @@
-"""Remember what could not be published, so that it holds up nobody else."""
+"""Remember what could not be published, so that it holds up no one else."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from timer_service.ports.timer_store import HeldBack
 FIRST_PAUSE = timedelta(milliseconds=500)
 LONGEST_PAUSE = timedelta(seconds=10)
 FORGOTTEN_AFTER = timedelta(minutes=1)
-"""What was not tried again for so long after its pause was cancelled, moved or fired by somebody else."""
+"""What was not tried again for this long after its pause was cancelled, moved or fired by somebody else."""
 MOST_ENTRIES = 5_000
 TENANT_FAILURES = 10
-"""So many failures in one batch, with no success beside them, are the tenant's and not the timers'."""
+"""This many failures in one batch, without a success, are the tenant's fault and not the timers'."""
 PROBE_TIMERS = 100
-"""So many are tried at once while the stream takes nothing."""
+"""Timers that are tried at once while the stream takes nothing."""
 
 _TOO_MANY = f"more than {MOST_ENTRIES} timers and tenants cannot be published"
 _Answer = tuple[DueTimeReached, Published]
@@ -68,7 +68,7 @@ class HoldBack:
         )
 
     def everything_until(self, now: datetime) -> datetime | None:
-        """Return until when nothing at all is to be published; None where something is."""
+        """Return until when nothing at all is to be published; None if something is."""
         pause = self._everything
         return pause.until if pause is not None and _holds(pause, now) else None
 

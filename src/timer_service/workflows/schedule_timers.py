@@ -24,7 +24,7 @@ class ScheduleReport:
 
 
 async def schedule_timers(*, batch: CommandBatch, store: TimerStore, clock: Clock) -> ScheduleReport:
-    """Apply a batch of commands in one transaction, acknowledge it, and set aside what is no command."""
+    """Apply a batch of commands in one transaction, acknowledge it, and set aside what is not a command."""
     outcomes: list[Outcome] = []
     if batch.commands:
         outcomes = await store.apply(batch.commands, clock.now())

@@ -62,7 +62,7 @@ def _report(
 
 @asynccontextmanager
 async def serving(app: FastAPI, host: str, port: int, *, remedy: str) -> AsyncIterator[None]:
-    """Serve the application for as long as the context lasts; `remedy` says what to do where it cannot."""
+    """Serve the application for as long as the context lasts; `remedy` says what to do if it cannot."""
     listener = _listen(host, port, remedy)
     server = _QuietServer(
         uvicorn.Config(

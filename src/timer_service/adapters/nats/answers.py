@@ -40,7 +40,7 @@ class Answers(Generic[T]):
         self._client = client
 
     def lost(self) -> None:
-        """Stop waiting for answers that cannot come any more."""
+        """Stop waiting for answers that can no longer come."""
         self._client = None
         self.settle(self._lost)
 

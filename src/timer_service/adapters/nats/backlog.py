@@ -1,4 +1,4 @@
-"""Ask the broker which commands wait, in one round trip where it can be."""
+"""Ask the broker which commands wait, in one round trip if possible."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -49,20 +49,20 @@ class BacklogQuestions:
         await self._answers.start(client)
 
     def lost(self) -> None:
-        """Stop waiting for answers that cannot come any more."""
+        """Stop waiting for answers that can no longer come."""
         self._may_read = True
         self._answers.lost()
 
     def error_reported(self, error: Exception) -> None:
-        """Go without reading single messages where we may not: the broker sends no answer then."""
+        """Do without reading single messages if we may not: the broker sends no answer then."""
         if self._get_subject.lower() in str(error).lower():
             self._may_read = False
             self._answers.settle(_NOT_TOLD, self._get_subject)
 
     async def ask(self, beyond: Mapping[TenantId, int], handled_sequence: int) -> Backlog:
-        """Ask whether anything waits, and whose it is where there may be something.
+        """Ask whether anything waits, and whose it is if there may be something.
 
-        Nobody can make messages up that the stream does not count: where it has none, nobody's command waits.
+        Nobody can make up messages that the stream does not count: if it has none, nobody's command waits.
         """
         if not beyond and not self._some_waited:
             told = await self._ask(self._plain)
@@ -140,12 +140,12 @@ def _no_answer(answer: _Answer) -> BusUnavailable:
 
 
 def _has_messages(answer: _Answer) -> bool:
-    """Tell whether the stream has any messages, valid commands or not."""
+    """Return whether the stream has any messages, valid commands or not."""
     return bool(_state(answer)["messages"])
 
 
 def _is_told(answer: _Answer) -> bool:
-    """Tell whether the broker found a message, or says for certain that there is none."""
+    """Return whether the broker found a message, or says for certain that there is none."""
     return "message" in answer or answer.get("error", {}).get("err_code") == NO_MESSAGE_FOUND
 
 

@@ -100,7 +100,7 @@ class NatsBus:
 
     @property
     def warnings(self) -> dict[str, str]:
-        """What a person should see to although messages come and go."""
+        """What a person should look at although messages come and go."""
         found = {
             "streams": self.session.streams.problem,
             "dead letters": self.letters.problem,

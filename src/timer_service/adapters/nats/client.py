@@ -5,7 +5,7 @@ or form feed, or a header block that it cannot read; the server takes all of the
 delivered again and again, and stop the service each time. Here it arrives, and is refused like any other.
 
 nats-py also spends more time on the way of a message through its queue and its checks than we do on the
-message. What comes by the thousand takes a shorter way here: `publish_all` out, `deliver_at_once` in.
+message. Bulk messages take a shorter path here: `publish_all` out, `deliver_at_once` in.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 
 PART_BYTES: Final = 1024 * 1024
-"""So much may gather before we wait until the socket has taken it."""
+"""This much may gather before we wait until the socket has taken it."""
 
 _NO_STATUS: Final = b"NATS/1.0\r\n"
 _TOKEN: Final = rb"([^ \t\r\n]+)[ \t]+"
@@ -42,7 +42,7 @@ class Outgoing(NamedTuple):
 
 
 class TolerantClient(Client):
-    """The stock client, but for how it reads what others have sent, and for how it treats many messages."""
+    """The stock client, except for how it reads what others have sent and how it treats many messages."""
 
     def __init__(self) -> None:
         super().__init__()

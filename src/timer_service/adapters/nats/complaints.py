@@ -9,7 +9,7 @@ from nats.errors import NoServersError, SlowConsumerError
 from nats.js.errors import ServiceUnavailableError
 
 QUIET_S: Final = 10.0
-"""What has not been reported for so long is over."""
+"""What has not been reported for this long is over."""
 MOST_KINDS: Final = 20
 OTHERS: Final = "other errors of the connection"
 
@@ -30,7 +30,7 @@ class Complaints:
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, error: Exception) -> None:
-        """Count an error; say it where it is the first of its kind."""
+        """Count an error; log it if it is the first of its kind."""
         detail = _detail(error)
         if detail not in self._kinds and len(self._kinds) >= MOST_KINDS:
             detail = OTHERS

@@ -83,7 +83,7 @@ class Connector:
         self._learnt = [learnt_options(here, self._tls_name, address) for address in told]
 
     async def _first(self, candidates: Sequence[dict[str, Any]]) -> TolerantClient:
-        """Connect to any, in an order of chance, so that many instances spread over the servers."""
+        """Connect to any, in random order, so that many instances spread over the servers."""
         telling: Exception = NoServersError()
         shuffled = sorted(candidates, key=lambda _: self._chance()) if len(candidates) > 1 else candidates
         for options in shuffled:
@@ -129,7 +129,7 @@ def learnt_options(here: ParseResult, tls_name: str | None, address: str) -> dic
     """Return how to reach an address that the server `here` told of.
 
     It has the credentials of our own address. Where it is a number, its certificate is that of the name which
-    we know: a certificate seldom holds numbers.
+    we know: a certificate rarely holds numbers.
     """
     login, at, _ = here.netloc.rpartition("@")
     options: dict[str, Any] = {"servers": [f"{here.scheme}://{login}{at}{address}"]}

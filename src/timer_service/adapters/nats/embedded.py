@@ -140,7 +140,7 @@ async def _until_ready(broker: EmbeddedBroker, timeout_s: float) -> None:
 
 
 async def stop_process(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Ask a process to end; kill it where it does not."""
+    """Ask a process to end; kill it if it does not."""
     if process.returncode is None:
         process.terminate()
         try:

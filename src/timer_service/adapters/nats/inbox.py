@@ -26,7 +26,7 @@ PULLS_AHEAD: Final = 2
 PULL_EXPIRES_S: Final = 5.0
 PULL_LOST_AFTER_S: Final = PULL_EXPIRES_S + 2.0
 PULL_MAX_BYTES: Final = 4 * 1024 * 1024
-"""Bounds memory where messages are large: a batch is so many messages or so many bytes."""
+"""Bounds memory when messages are large: a batch is bounded by messages and by bytes."""
 MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
 
 _PULL_ENDED: Final = (
@@ -154,7 +154,7 @@ class Inbox:
             self.buffer.put(read_incoming(self._subjects, message, position, times, epoch))
 
     def _ends_a_pull(self) -> bool:
-        # The broker serves pulls in order; where that is not so, the expiry sets the count right.
+        # The broker serves pulls in order; if not, the expiry corrects the count.
         for number, pull in self._open.items():
             pull.remaining -= 1
             if pull.remaining == 0:
@@ -219,7 +219,7 @@ class Buffer:
             await self._arrived.wait()
 
     def take(self, limit: int | None = None) -> list[Incoming]:
-        """Return the oldest messages, a batch of them or so many."""
+        """Return the oldest messages, a batch of them or `limit`."""
         count = min(len(self._messages), self._batch_size if limit is None else limit)
         messages = [self._messages.popleft() for _ in range(count)]
         self._bytes -= sum(len(message.body) for message in messages)

@@ -1,8 +1,9 @@
 """Dead letters, written apart from the commands: a letter stream in trouble holds up no good command.
 
 A refused message whose letter cannot be written stays where it is safe, in the command stream: it is given
-back with a growing delay. So many may wait like this that what good commands need is never touched; beyond
-that a message is terminated without a letter, which is counted and said. docs/adr/0019 has the reasons.
+back with a growing delay. The number that may wait is bounded, so that what good commands need is never
+touched; beyond it a message is terminated without a letter, which is counted and logged. docs/adr/0019 has
+the reasons.
 """
 
 import asyncio
@@ -33,11 +34,11 @@ MAX_PARKED: Final = 2_500
 """Refused messages without a letter that one instance leaves in the stream; more are dropped."""
 INSTANCES: Final = 8
 ROOM_FOR_PARKED: Final = INSTANCES * MAX_PARKED
-"""So many pending messages the consumer allows beyond what good commands need."""
+"""Pending messages that the consumer allows beyond what good commands need."""
 FIRST_DELAY_S: Final = 1.0
 LONGEST_DELAY_S: Final = 60.0
 REMEMBERED_S: Final = 60.0
-"""A parked message that has not come back so long after its delay went to another instance."""
+"""A parked message that has not come back this long after its delay went to another instance."""
 ROOM_WAIT_S: Final = 1.0
 LOOK_S: Final = 1.0
 LETTER_MARGIN_BYTES: Final = 1_024
@@ -97,7 +98,7 @@ class Letters:
 
     @property
     def problem(self) -> str | None:
-        """Why letters wait, and how many; None where none does."""
+        """Why letters wait, and how many; None if none does."""
         if self._trouble is None:
             return None
         lost = f"; {self._dropped} were dropped" if self._dropped else ""
@@ -153,7 +154,7 @@ class Letters:
     async def _wait_for_room(self, overflow: int) -> bool:
         """Return whether one more may be queued.
 
-        As long as letters are written at all it waits: a moment, or longer where no more may be given back.
+        As long as letters are written at all it waits: a moment, or longer if no more may be given back.
         """
         while len(self._queue) >= self._limits.max_queued or self._queued_bytes >= MAX_QUEUED_BYTES:
             may_give_back = len(self._parked) + overflow < self._limits.max_parked

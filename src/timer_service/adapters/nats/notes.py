@@ -42,7 +42,7 @@ class Spells:
         return last is None
 
     def ends(self, key: str, now_s: float) -> int:
-        """Return how many a spell had, where it is over now; otherwise 0."""
+        """Return how many a spell had, if it is over now; otherwise 0."""
         if key not in self._spells or now_s - self._spells[key][0] < QUIET_S:
             return 0
         return self._spells.pop(key)[1]

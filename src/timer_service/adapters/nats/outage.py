@@ -23,7 +23,7 @@ class Outage:
         return self._reason or "not connected yet"
 
     def error(self) -> BusUnavailable:
-        """Return what to raise where the broker is needed."""
+        """Return what to raise when the broker is needed."""
         return BusUnavailable(self._reason or "not connected to the broker yet")
 
     def begin(self, reason: str) -> None:

@@ -27,14 +27,14 @@ class StreamEnd(NamedTuple):
     created_us: int
     last_sequence: int
     last_stored_us: int
-    """When its newest message was stored, in microseconds since 1970; 0 where it is not known."""
+    """When its newest message was stored, in microseconds since 1970; 0 if it is not known."""
 
 
 Ask = Callable[[], Awaitable[StreamEnd]]
 
 
 def read_stream_end(answer: bytes) -> StreamEnd:
-    """Read the broker's answer to the question for a stream. Raises NatsError where it is an error.
+    """Read the broker's answer to the question for a stream. Raises NatsError if it is an error.
 
     nats-py drops when the newest message was stored.
     """
@@ -68,7 +68,7 @@ class CommandPositions:
         self._lost_at: datetime | None = None
 
     async def learn(self, ask: Ask) -> None:
-        """Compare the stream with what was applied, and begin a new epoch where it has lost something."""
+        """Compare the stream with what was applied, and begin a new epoch if it has lost something."""
         begun: StreamEpoch | None = None
         for _ in range(BEGIN_TRIES):
             # Before the stream is asked: what is applied or delivered from here on is in its answer as well.
@@ -108,7 +108,7 @@ class CommandPositions:
         )
 
     def of(self, delivery: Delivery) -> Position | None:
-        """Return where a delivered message stands; None where that is not known before the next `learn`."""
+        """Return where a delivered message stands; None if that is not known before the next `learn`."""
         seen, (sequence, _, stored_us) = self._seen, delivery
         number = epoch_of(self._epochs, sequence, stored_us)
         if number == seen.stream_created_us and sequence <= seen.sequence and 0 < seen.stored_us < stored_us:
@@ -130,7 +130,7 @@ class CommandPositions:
         return taken
 
     async def newest(self, ask: Ask) -> Position:
-        """Return the position of the newest command. Raises BusUnavailable where it is not known."""
+        """Return the position of the newest command. Raises BusUnavailable if it is not known."""
         seen = self._seen
         end = await ask()
         if not self._epochs or self._epochs[-1].stream_created_us != end.created_us:

@@ -32,7 +32,7 @@ def rejection(error: Mapping[str, Any]) -> PublishResult:
 
 
 def blame_the_stream(subjects: Sequence[str], results: list[PublishResult]) -> list[PublishResult]:
-    """Take it for the stream's absence where no tenant of several finds one.
+    """Take it for the stream's absence if none of several tenants finds one.
 
     A single tenant that finds none may be one that the operator's stream leaves out.
     """

@@ -33,14 +33,14 @@ class SessionPart(Protocol):
     """Something that works over whichever connection there is."""
 
     async def start(self, client: TolerantClient) -> None:
-        """Begin on a connection; begin again where it has begun on this one already.
+        """Begin on a connection; begin again if it has already begun on this one.
 
         Raises NatsError, OSError or TransientError: it is tried again.
         """
         ...
 
     def lost(self) -> None:
-        """Stop waiting for what cannot come any more."""
+        """Stop waiting for what can no longer come."""
         ...
 
 
@@ -95,7 +95,7 @@ class SessionParts:
 class Session:
     """One connection after another.
 
-    A lost connection is never mended but replaced: a new client, streams and consumer ensured again. One
+    A lost connection is never repaired but replaced: a new client, streams and consumer ensured again. One
     path serves the first connect, a broker restart, expired credentials and a half-dead socket alike.
     """
 

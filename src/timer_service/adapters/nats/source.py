@@ -21,8 +21,8 @@ from timer_service.ports.command_source import Backlog
 
 MIN_ACK_PENDING: Final = 1_000
 BATCHES_IN_HAND: Final = 8
-"""Requested, buffered and worked on together; the consumer's max_ack_pending allows so many and those that
-wait for letters."""
+"""Requested, buffered and worked on together; the consumer's max_ack_pending allows this many, besides those
+that wait for letters."""
 
 MeetHistory = Callable[[int], Awaitable[None]]
 
@@ -96,7 +96,7 @@ class NatsCommandSource:
     async def keep_up(self, client: TolerantClient) -> None:
         """Look whether the stream has lost anything, and ask for what is missing of pulls."""
         try:
-            # A stream can lose its tail without a word, where another server takes it over.
+            # A stream can silently lose its tail when another server takes it over.
             await self._learn_positions(client)
             self._silence = None
         except NatsError as error:

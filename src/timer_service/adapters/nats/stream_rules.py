@@ -64,7 +64,7 @@ ALL: Final = (
         lambda found: found.subject_transform is not None,
         "rewrites subjects: the tenant of a message may become another",
     ),
-    Rule(_drops_by_subject, "keeps {max_msgs_per_subject} messages a subject: older ones are lost"),
+    Rule(_drops_by_subject, "keeps {max_msgs_per_subject} messages per subject: older ones are lost"),
 )
 
 COMMANDS: Final = (
@@ -157,7 +157,7 @@ def broken_promises(
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    """Tell whether every subject that `subject` stands for also matches `pattern`."""
+    """Return whether every subject that `subject` stands for also matches `pattern`."""
     ours, theirs = subject.split("."), pattern.split(".")
     for index, word in enumerate(theirs):
         if word == ">":

@@ -33,7 +33,7 @@ class StreamWatch:
         changes = [] if before is None else list(_changes(before.config, found.config))
         if changes:
             log.warning("stream.changed", stream=found.name, detail=", ".join(changes))
-        # Only what still holds is kept: what is mended and comes back is said again.
+        # Only what still holds is kept: what is corrected and comes back is logged again.
         for finding in found.findings:
             if before is None or finding not in before.findings:
                 log.warning("stream.unsafe", detail=finding.detail)

@@ -31,7 +31,7 @@ LETTER_DUPLICATE_WINDOW_S: Final = 3600.0
 
 
 class WantedStream(NamedTuple):
-    """A stream that there must be, and what it must not do where somebody else made it."""
+    """A stream that there must be, and what it must not do if somebody else made it."""
 
     name: str
     subject: str
@@ -94,7 +94,7 @@ def wanted_streams(options: NatsOptions, letters_repeated_within_s: float) -> Wa
 
 
 async def ensure_stream(jetstream: JetStreamContext, wanted: WantedStream, replicas: int) -> FoundStream:
-    """Create a stream where it is missing; return what there is then."""
+    """Create a stream if it is missing; return what there is then."""
     try:
         info = await jetstream.stream_info(wanted.name)
     except NotFoundError:
@@ -132,7 +132,7 @@ async def ensure_consumer(
             filter_subject=options.subjects.all_commands,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=options.ack_wait_s,
-            # Without limit: a broker that gives up on a message would lose a timer without a word.
+            # Without limit: a broker that gives up on a message would lose a timer silently.
             max_deliver=-1,
             max_ack_pending=max_ack_pending,
         ),

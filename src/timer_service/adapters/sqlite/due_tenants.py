@@ -10,7 +10,7 @@ from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
 
-# Where a scan of a number of due timers ends; nothing where it reaches the present.
+# Where a scan of a number of due timers ends; nothing if it reaches the present.
 SCAN_END: Final = """
 SELECT due_at, tenant_id, service_call_id FROM timer_schedules INDEXED BY timer_schedules_due
 WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
@@ -149,7 +149,7 @@ class DueTenants:
 
     async def _walk(self, now: str) -> None:
         after, until = self._walked or ("", now)
-        # Not earlier than when the walk began, also where the clock was set back.
+        # Not earlier than when the walk began, even if the clock was set back.
         moment = max(now, until)
         visits = self._limits.max_visited_tenants
         rows = await self._read(WALK, {"after_tenant": after, "visits": visits, "now": moment})

@@ -38,4 +38,4 @@ def translate(error: sqlite3.Error, path: Path) -> TimerServiceError:
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             return StoreFailed(f"{what}: TIMER_DB_PATH must be a file this user may create and write")
     # After a failed fsync nobody knows what is on disk: never try the COMMIT again, start over from it.
-    return StoreFailed(f"{what}: the store failed; restart once the disk is well")
+    return StoreFailed(f"{what}: the store failed; restart once the disk works again")

@@ -8,7 +8,7 @@ BUSY_TIMEOUT_MS: Final = 5_000
 QUESTION_TIMEOUT_S: Final = 2.0
 """From asking to the answer, with the wait for a connection; then the question is interrupted."""
 HOLD_TIMEOUT_S: Final = 0.25
-"""How long those who have asked are left alone before they are interrupted, where nobody new may ask."""
+"""How long those who have asked are left alone before they are interrupted, while nobody new may ask."""
 MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 """Beyond this the log is emptied, and questions wait for that."""
 LOG_GROWTH_BYTES: Final = MAX_LOG_BYTES // 4

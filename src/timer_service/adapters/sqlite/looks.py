@@ -92,7 +92,7 @@ class Looks:
     async def _read_turns(
         self, parameters: dict[str, Any], limit: int, tenants: list[TenantId]
     ) -> tuple[dict[TenantId, list[Row]], set[TenantId]]:
-        """Read the oldest of each tenant, so many that together they fill the limit; say who has more."""
+        """Read the oldest of each tenant, as many as together fill the limit; say who has more."""
         by_tenant: dict[TenantId, list[Row]] = {}
         asked, turn = tenants, 0
         for _ in range(MAX_ROUNDS):

@@ -139,7 +139,7 @@ async def refuse_a_copy(writer: aiosqlite.Connection, path: Path) -> None:
 
 
 async def _write_once(writer: aiosqlite.Connection) -> None:
-    """Fail at start, not at the first command, where the disk is full or read-only."""
+    """Fail at start, not at the first command, if the disk is full or read-only."""
     await writer.execute("BEGIN IMMEDIATE")
     await writer.execute(f"UPDATE {LEDGER} SET name = name")  # noqa: S608 - a constant
     await writer.execute("COMMIT")

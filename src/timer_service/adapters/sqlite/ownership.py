@@ -19,7 +19,7 @@ class Ownership:
     created: bool
 
     def check(self) -> None:
-        """Raise StoreFailed where the path no longer leads to our file: what is written would be lost."""
+        """Raise StoreFailed if the path no longer leads to our file: what is written would be lost."""
         try:
             found = _identity(self.path.stat())
         except OSError:
@@ -33,7 +33,7 @@ class Ownership:
 
 @contextmanager
 def sole_owner(database: Path) -> Iterator[Ownership]:
-    """Hold the file's locks; raise StoreInUse where another process has one.
+    """Hold the file's locks; raise StoreInUse if another process has one.
 
     The locks are the kernel's and end with the process, however that ends. One is on a file of its own that
     says who holds it. The other is on the database itself, so that neither another name for it nor the loss
@@ -62,7 +62,7 @@ def _lock_file(database: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(database: Path) -> Iterator[Ownership]:
-    """Lock the database file itself; make it where there is none, readable by nobody else."""
+    """Lock the database file itself; make it if there is none, readable by nobody else."""
     created = not database.exists()
     try:
         # Open as long as SQLite is: closing any descriptor of the file drops all locks that SQLite has on it.

@@ -17,7 +17,7 @@ class PendingCount:
         self._writing = writing
         self._known: int | None = None
         self._since: int | None = None
-        """How the count under way has changed since it began; None where that is not known."""
+        """How the count under way has changed since it began; None if that is not known."""
 
     @property
     def is_known(self) -> bool:

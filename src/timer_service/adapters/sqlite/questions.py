@@ -44,7 +44,7 @@ class Questions:
         self._quiet = asyncio.Event()
 
     async def ask(self, tenant_id: str, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
-        """Return the answer; raise StoreBusy where it takes too long."""
+        """Return the answer; raise StoreBusy if it takes too long."""
         async with self.asking(tenant_id) as connection:
             return list(await connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ async def exists(connection: aiosqlite.Connection, table: str) -> bool:
 
 
 async def moved_to(connection: aiosqlite.Connection) -> str | None:
-    """Return the store that this one's timers were copied to, where that is so."""
+    """Return the store that this one's timers were copied to, if that is so."""
     if not await exists(connection, MOVED):
         return None
     [(target,)] = await connection.execute_fetchall(f"SELECT max(target) FROM {MOVED}")  # noqa: S608

@@ -189,7 +189,7 @@ class SqliteTimerStore:
         )
 
     async def meet_history(self, acknowledged: int, *, allow_new: bool = False) -> None:
-        """Learn how many commands were ever acknowledged; refuse to begin again where that loses timers."""
+        """Learn how many commands were ever acknowledged; refuse to start empty if that loses timers."""
         if not self._is_new:
             return
         if acknowledged and not allow_new:

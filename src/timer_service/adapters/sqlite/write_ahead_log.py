@@ -1,4 +1,4 @@
-"""Keep the write-ahead log from growing without bound where somebody always reads."""
+"""Keep the write-ahead log from growing without bound when somebody always reads."""
 
 import asyncio
 from contextlib import suppress
@@ -39,7 +39,7 @@ class WriteAheadLog:
         return 0
 
     async def keep_bounded(self, writing: asyncio.Lock) -> None:
-        """Empty the log where it is too long; called after each transaction, without the lock."""
+        """Empty the log if it is too long; called after each transaction, without the lock."""
         if self._resetting or self.size_bytes <= max(self._next_try_bytes, self._limits.max_log_bytes):
             return
         self._resetting = True

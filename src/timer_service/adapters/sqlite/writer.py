@@ -49,7 +49,7 @@ class Writer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Changes]:
-        """Run the block in one write transaction, durable when it ends, undone where it raises."""
+        """Run the block in one write transaction, durable when it ends, undone if it raises."""
         changes = Changes()
         async with self.lock:
             with translated(self._ownership.path):
@@ -64,7 +64,7 @@ class Writer:
                         await self.connection.execute("ROLLBACK")
                     raise
                 finally:
-                    # Also where it failed: whether the change is in is not always known.
+                    # Even if it failed: whether the change is in is not always known.
                     self._saved(changes.timers.values())
         # A commit to a file that nobody finds again is none.
         self._ownership.check()
