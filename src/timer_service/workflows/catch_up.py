@@ -191,6 +191,14 @@ class CatchUp:
         over_s = self._looked_s + self._looked_since(now) - self._limit.total_seconds()
         old = next((fence for fence in reversed(self._fences) if fence.looked_s <= over_s), None)
         expired, expired_sequence = (old.moment, old.sequence) if old else (None, 0)
+        proven, held = self._sort_out(backlog, now, expired)
+        floor = self._passed(backlog.first_sequence)
+        return Waits(now, backlog, proven, floor, expired, expired_sequence, held, stream_recovered=recovered)
+
+    def _sort_out(
+        self, backlog: Backlog, now: datetime, expired: datetime | None
+    ) -> tuple[dict[TenantId, datetime | None], frozenset[TenantId]]:
+        """Say up to which moment each tenant that waits is proven, and of whom nothing can fire now."""
         proven: dict[TenantId, datetime | None] = {}
         held = set()
         # Most of many who wait have the same oldest command: the oldest of all.
@@ -207,17 +215,7 @@ class CatchUp:
             limit = _later(proven[tenant_id], expired)
             if limit is None or (blocked.up_to is not None and limit <= blocked.up_to):
                 held.add(tenant_id)
-        floor = self._passed(backlog.first_sequence)
-        return Waits(
-            now,
-            backlog,
-            proven,
-            floor,
-            expired,
-            expired_sequence,
-            frozenset(held),
-            stream_recovered=recovered,
-        )
+        return proven, frozenset(held)
 
     def settle(self, waits: Waits, claimed: Sequence[DueTimer], *, more: bool) -> CatchUpChange:
         """Learn from a claim who has due timers that wait."""

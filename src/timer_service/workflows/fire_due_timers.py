@@ -68,11 +68,9 @@ async def publish_due_timers(
     hold_back: HoldBack,
     catch_up: CatchUp,
 ) -> AsyncIterator[PublishedBatch]:
-    """Publish one batch of due timers; it stays claimed, so that it can be marked, until this is left.
-
-    Publish before marking: a crash in between repeats the event under the same id. The other order would lose
-    it.
-    """
+    """Publish one batch of due timers; it stays claimed, so that it can be marked, until this is left."""
+    # Publish before marking: a crash in between repeats the event under the same id. The other order would
+    # lose it.
     now = clock.now()
     if hold_back.everything_until(now) is not None:
         yield PublishedBatch(_nothing(now))
@@ -85,13 +83,12 @@ async def publish_due_timers(
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
         events = [timer.reached(now) for timer in claim.timers if waits.lets(timer)]
         results = await sink.publish(events) if events else []
-        confirmed_at = clock.now()
         answers = list(zip(events, results, strict=True))
         report = FireReport(
             looked_at=now,
             confirmed=[e for e, r in answers if r.outcome is Published.CONFIRMED],
             failed=[(e, r) for e, r in answers if r.outcome is not Published.CONFIRMED],
-            confirmed_at=confirmed_at,
+            confirmed_at=(confirmed_at := clock.now()),
             # What waits for commands is due all the same, and tells nothing of the stream.
             hold_back=_NO_CHANGE
             if (catch_up.is_waiting or waits.up_to is not None) and not events
