@@ -73,7 +73,7 @@ fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads input
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire and NATS adapter; fail below 95 %
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2 tests/unit tests/contract tests/fuzz
+	$(BIN)/coverage run -m pytest -q -n 2 tests/unit tests/contract tests/integration tests/fuzz
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage json -q -o .coverage.json
