@@ -38,5 +38,5 @@ class TimerClient(_TimerClient, OperatorClient):
         return [wire.fields_of(answer) for answer in await super().status()]
 
     async def accept_clock_step(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Take a leap of each instance's wall clock for right; return its seconds for each."""
+        """Accept a leap of each instance's wall clock; return the seconds of each."""
         return [wire.fields_of(answer) for answer in await super().accept_clock_step()]

@@ -1,4 +1,4 @@
-"""Waits: for the first of several things, for so long at most, and longer from try to try.
+"""Waits: for the first of several things, for a limited time, and longer from try to try.
 
 Nothing that is started here outlives whoever started it, but for what swallows its cancellation.
 """
@@ -74,7 +74,7 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _look(task: asyncio.Future[Any]) -> None:
-    """Take the error of a task that nobody waits for any more, so that it is not complained about."""
+    """Take the error of a task that nobody waits for, so that asyncio does not complain about it."""
     if not task.cancelled():
         task.exception()
 

@@ -37,7 +37,7 @@ class CatchUpChange:
     given_up: tuple[TenantId, ...] = ()
     """Their tenants, where this was not known before."""
     recovered: bool = False
-    """Whether the last tenant that was given up has nothing waiting any more."""
+    """Whether the last tenant that was given up no longer has anything waiting."""
     stream_given_up: bool = False
     """Whether timers fire since this look although the command stream does not answer."""
     stream_recovered: bool = False
@@ -165,7 +165,7 @@ class CatchUp:
         self._stream_silence.ask_beside = False
 
     def unanswered(self, now: datetime) -> Waits | None:
-        """Say what may fire although the command stream does not answer; None where it is too early."""
+        """Say what may fire although the command stream does not answer; None if it is too early."""
         moment = self._stream_silence.note(now)
         return None if moment is None else Waits(now, up_to=moment)
 
@@ -251,7 +251,7 @@ class CatchUp:
             del self._given_up[tenant_id]
         tenants = sorted({timer.tenant_id for timer in let_go})
         anew = tuple(tenant_id for tenant_id in tenants if tenant_id not in self._given_up)
-        # What stays although newer commands were handled since is stuck: it holds up nothing any more. What
+        # What stays although newer commands were handled since is stuck: it no longer holds anything up. What
         # nobody has come to yet is waited for again by each timer.
         stuck = min(expired_sequence, backlog.handled_sequence)
         for tenant_id in tenants:

@@ -107,7 +107,7 @@ class HoldBack:
     def _learn_of_the_stream(self, results: Sequence[PublishResult], now: datetime) -> None:
         """Pause everything while the stream takes nothing: that is no timer's fault.
 
-        Where nothing is due any more there is nothing to wait for either.
+        If nothing is due any more, there is nothing to wait for either.
         """
         refused = next((r.detail for r in results if r.outcome is Published.STREAM_REFUSED), None)
         if refused is not None:

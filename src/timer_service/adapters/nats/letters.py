@@ -135,7 +135,7 @@ class Letters:
         return fresh
 
     async def keep_writing(self) -> None:
-        """Write what is queued, and notice when nothing waits any more; until cancelled."""
+        """Write what is queued, and notice when nothing is left to wait for; until cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S if self._trouble is not None else None):

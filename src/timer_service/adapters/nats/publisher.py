@@ -51,7 +51,7 @@ class Publisher:
         await self._answers.start(client)
 
     def lost(self) -> None:
-        """Stop waiting for confirmations that cannot come any more."""
+        """Stop waiting for confirmations that can no longer come."""
         self._answers.lost()
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishResult]:

@@ -25,19 +25,19 @@ class Batch:
             self.commands.setdefault(command.key, []).append((index, command))
 
     def first(self, key: TimerKey) -> Timer:
-        """Return the timer that these commands make where there is none."""
+        """Return the timer that these commands make if there is none."""
         timer = self._apply(None, key)
         assert timer is not None
         return timer
 
     def apply(self, timer: Timer) -> Timer:
-        """Return the timer as it is after its commands: the same object where nothing changes."""
+        """Return the timer as it is after its commands: the same object if nothing changes."""
         after = self._apply(timer, timer.key)
         assert after is not None
         return after
 
     def refuse(self, keys: Iterable[TimerKey]) -> None:
-        """Say of the requests for these timers that they are being fired."""
+        """Answer the requests for these timers: they are being fired."""
         for key in keys:
             for index, _ in self.commands[key]:
                 self.outcomes[index] = Outcome.DUE

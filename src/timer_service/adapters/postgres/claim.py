@@ -84,7 +84,7 @@ class PostgresClaim:
             raise
 
     async def hold(self, timers: list[DueTimer], *, more: bool) -> None:
-        """Keep these; where there are none, nothing needs to be held."""
+        """Keep these; if there are none, nothing needs to be held."""
         self.timers = sorted(timers, key=lambda timer: (timer.due_at, timer.key))
         self.more = more
         self._held = {timer.key: timer.generation for timer in timers}
@@ -114,7 +114,7 @@ class PostgresClaim:
                 await self._end()
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
-        """Mark and commit in the claim's own transaction, or in another where that one is lost."""
+        """Mark and commit in the claim's own transaction, or in another if that one is lost."""
         if not events:
             return 0
         arguments = arrays.transposed(

@@ -26,7 +26,7 @@ Check = Callable[["asyncpg.Connection[asyncpg.Record]"], Coroutine[Any, Any, Non
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 10.0
-"""Longer than the server's own limit: only a dead connection takes so long."""
+"""Longer than the server's own limit: only a dead connection takes this long."""
 RELEASE_TIMEOUT_S: Final = 2.0
 APPLICATION_NAME: Final = "timer-service"
 HAS_TRANSACTION_TIMEOUT: Final = 17
@@ -113,7 +113,7 @@ class Connections:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """Run the block in one transaction, durable when it ends, undone where it raises."""
+        """Run the block in one transaction, durable when it ends, undone if it raises."""
         async with self.connection() as connection, self.transaction_on(connection):
             yield connection
 
@@ -129,7 +129,7 @@ class Connections:
             raise
 
     async def begin(self, connection: Connection, hold_s: float | None = None) -> None:
-        """Begin a transaction that the server ends where we are silent for `hold_s`."""
+        """Begin a transaction that the server ends if we are silent for `hold_s`."""
         statement_s = self._limits.statement_timeout_s
         hold_s = statement_s if hold_s is None else hold_s
         total_s = hold_s + statement_s
@@ -159,7 +159,7 @@ class Connections:
                 await roll_back(connection)
 
     async def doubt(self, connection: Connection | None, error: StoreBusy) -> None:
-        """Part with connections that lead nowhere any more."""
+        """Drop connections that no longer reach a writable server."""
         cause = error.__cause__
         if connection is not None and isinstance(cause, TimeoutError):
             close(connection)
@@ -183,13 +183,13 @@ def close(connection: Connection) -> None:
 
 
 async def commit(connection: Connection) -> None:
-    """Commit, and notice where the server rolled back instead."""
+    """Commit, and notice if the server rolled back instead."""
     if await connection.execute("COMMIT") != "COMMIT":
         raise StoreBusy("the server rolled the transaction back")
 
 
 async def roll_back(connection: Connection) -> None:
-    """Undo the transaction; where even that fails, close the connection, which does the same."""
+    """Undo the transaction; if even that fails, close the connection, which does the same."""
     if is_open(connection):
         try:
             await connection.execute("ROLLBACK", timeout=RELEASE_TIMEOUT_S)
@@ -209,7 +209,7 @@ async def open_connections(
     """Open a pool; it connects when it is first used, and again whenever that is needed.
 
     On one that is for requests of strangers (`asked`) hardly any error is critical. `check` looks at each new
-    connection and raises where it must not be used.
+    connection and raises if it must not be used.
     """
     if not is_clear(address.url):
         raise InvalidConfiguration(f"the address of the PostgreSQL database cannot be read: {UNCLEAR}")

@@ -83,7 +83,7 @@ def _by_code(error: asyncpg.PostgresError, where: str, *, asked: bool) -> TimerS
         return StoreFull(what)
     if asked and code.startswith(_DATA):  # The driver's own complaints about a value have this class, too.
         return RequestRefused(what)
-    # A statement prepared before another instance's migration is prepared anew at the next try.
+    # A statement prepared before another instance's migration is prepared again at the next try.
     outdated = isinstance(error, asyncpg.InvalidCachedStatementError)
     if code in _BUSY or code.startswith(_CONNECTION) or outdated or (asked and code not in _DAMAGE):
         return StoreBusy(what)

@@ -16,7 +16,7 @@ from timer_service.domain.messages import EPOCH, epoch_ms
 CHECK_INTERVAL_S: Final = 20.0
 """How often a silent connection is asked whether it is still there."""
 
-# One channel a schema, within the length of a name.
+# One channel per schema, within the length of a name.
 _CHANNEL: Final = "left('timer_due_' || current_schema(), 60)"
 # Not part of the transaction that it tells of: a NOTIFY holds up every other commit until its own is on disk.
 _NOTIFY: Final = f"SELECT pg_notify({_CHANNEL}, $1)"

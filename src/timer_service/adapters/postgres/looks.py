@@ -1,6 +1,6 @@
 """Find what is due: oldest first while a claim can hold it, in turns of the tenants when it is more.
 
-No look reads more than a bounded number of rows, whatever lies idle, is over, is to come or is held back.
+A look reads a bounded number of rows, no matter how many timers are idle, over, still to come or held back.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ LIMIT 1
 """  # noqa: S608
 
 # Under backlog: which tenants have something due. One search for each tenant and ten minutes of due times,
-# from a place on, so many at the most.
+# from a place on, a bounded number of them.
 SWEEP: Final = f"""
 WITH RECURSIVE pair(bucket, tenant_id, due_at, steps) AS (
   (SELECT *, 1 FROM ({_PAIR % "$2::integer, $3::text"}) AS first)
@@ -96,7 +96,7 @@ LIMIT $6
 
 
 def most_to_read(limit: int, held_back: HeldBack, max_passed_over: int) -> int:
-    """Return how many rows a look reads at the most: where it reads fewer, it has seen all that is due."""
+    """Return how many rows a look reads at most: if it reads fewer, it has seen all that is due."""
     return limit + 1 + len(held_back.timers) + (max_passed_over if held_back.tenants else 0)
 
 

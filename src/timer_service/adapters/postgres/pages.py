@@ -40,7 +40,7 @@ def page_of(query: TimerQuery) -> tuple[str, list[Any]]:
         [query.state.value] if query.state else [state.value for state in TimerState],
         rows.text(due_at),
         service_call_id,
-        # Exclusive; the very last millisecond is included where no bound was given.
+        # Exclusive; the very last millisecond is included if no bound was given.
         rows.text(query.due_before) if query.due_before else "infinity",
         query.limit,
     ]

@@ -38,7 +38,7 @@ _RECORD: Final = "INSERT INTO timer_migrations (version, name) VALUES ($1, $2)"
 async def migrate(connection: Connection, where: str, migrations: Sequence[Migration] | None = None) -> None:
     """Apply what is missing, all in one transaction; refuse a newer schema."""
     migrations = migrations or load_migrations("postgres")
-    # A look without the lock first: where all is done, the user of the service needs no right to create.
+    # A look without the lock first: if all is done, the user of the service needs no right to create.
     if not missing(migrations, await _version(connection), where):
         return
     await connection.execute(_BEGIN, timeout=LOCK_WAIT_MS / 1000 + 10)
@@ -62,5 +62,5 @@ async def _version(connection: Connection) -> int:
 
 
 async def moved_to(connection: "Connection | asyncpg.Connection[asyncpg.Record]") -> str | None:
-    """Return the store that `timer-service copy` has moved the timers to, where that is so."""
+    """Return the store that `timer-service copy` has moved the timers to, if that is so."""
     return str(await connection.fetchval(_MOVED_TO)) if await connection.fetchval(_IS_MOVED) else None

@@ -9,7 +9,7 @@ from timer_service.adapters.postgres.schema import LOCK_KEY
 # The name of a timer's advisory lock; two timers with one name only make a request come again.
 FIRING: Final = f"hashtextextended(tenant_id || '/' || service_call_id, {LOCK_KEY})"
 
-# The database's own clock, cut down to the millisecond as ours is.
+# The database's own clock, truncated to the millisecond like ours.
 CLOCK: Final = "date_trunc('milliseconds', clock_timestamp())"
 
 # New timers; what another instance has inserted meanwhile is not touched and not returned.

@@ -80,7 +80,7 @@ class PostgresTimerStore:
         """When the last look was by our clock, and at which moment it looked."""
         self._pending: tuple[float, int] | None = None
         self.skew_s = 0.0
-        """How far our clock is ahead of the database's; negative where it is behind."""
+        """How far our clock is ahead of the database's; negative if it is behind."""
 
     def listen(self, callback: Callable[[datetime], None]) -> AbstractAsyncContextManager[None]:
         """Call back with each nearer due time that an instance commits; some may be missed."""
