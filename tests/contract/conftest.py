@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.buses import BUSES, Line
+from tests.support.lines import BUSES, Line
 from tests.support.postgres import open_postgres_in_step
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.ports.timer_store import TimerStore

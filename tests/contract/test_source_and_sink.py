@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.contract.buses import BATCH_SIZE, Line, Stored, until
 from tests.support import messages
+from tests.support.lines import BATCH_SIZE, Line, Stored, until
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, reached
 from timer_service.adapters.codec import encode_event

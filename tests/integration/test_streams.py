@@ -20,8 +20,8 @@ from nats.js.api import (
     SubjectTransform,
 )
 
-from tests.contract.buses import NatsLine, nats_line, until
 from tests.support.broker import NatsServer
+from tests.support.lines import NatsLine, nats_line, until
 from timer_service.adapters.nats.bus import NatsMeans
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.session import SessionMeans

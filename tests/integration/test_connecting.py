@@ -8,8 +8,8 @@ from urllib.parse import urlparse
 
 import pytest
 
-from tests.contract.buses import until
 from tests.support.broker import NatsServer
+from tests.support.lines import until
 from tests.support.proxy import Wire
 from timer_service.adapters.nats.bus import NatsBus
 from timer_service.adapters.nats.connecting import is_refusal, learnt_options

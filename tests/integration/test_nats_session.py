@@ -16,9 +16,9 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 from structlog.testing import capture_logs
 
-from tests.contract.buses import until
-from tests.contract.test_nats_requests import FakeTimers
+from tests.integration.test_nats_requests import FakeTimers
 from tests.support.broker import NatsServer
+from tests.support.lines import until
 from tests.support.patience import PATIENCE_S
 from tests.support.proxy import Wire
 from tests.support.timers import reached

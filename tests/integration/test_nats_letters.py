@@ -5,9 +5,15 @@ from collections.abc import AsyncIterator
 import pytest
 from nats.aio.msg import Msg
 
-from tests.contract.buses import BATCH_SIZE, NatsLine, nats_line, until
-from tests.contract.test_event_bus import consuming, names, send_rubbish, send_schedule, until_unfinished
+from tests.contract.test_source_and_sink import (
+    consuming,
+    names,
+    send_rubbish,
+    send_schedule,
+    until_unfinished,
+)
 from tests.support.broker import NatsServer
+from tests.support.lines import BATCH_SIZE, NatsLine, nats_line, until
 from timer_service.adapters.nats.bus import USUAL_MEANS, NatsMeans
 from timer_service.adapters.nats.letters import LetterLimits
 from timer_service.testing import ManualClock
