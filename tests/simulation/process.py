@@ -116,7 +116,7 @@ def parts_of(machine: Machine) -> Parts:
 
 
 @contextmanager
-def installed(machine: Machine) -> Iterator[None]:
+def logs_heard(machine: Machine) -> Iterator[None]:
     """Let the machine hear what the service logs."""
     logging = structlog.get_config()
 

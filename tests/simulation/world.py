@@ -20,7 +20,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, BusyLoop, Lively, VirtualLoop
 from tests.simulation.model import READ_ROWS, Call, Counts, Model, Surroundings, Wish
 from tests.simulation.plan import Calling, Fault, Plan, Sending, calling, iso, make_plan
-from tests.simulation.process import Process, build_template, installed, settings
+from tests.simulation.process import Process, build_template, logs_heard, settings
 from timer_service.domain.errors import CriticalError
 
 SETTLED_AFTER_S = 45.0
@@ -126,7 +126,7 @@ class World:
         """Play the whole plan and return what came of it."""
         self.loop.set_exception_handler(self._unhandled)
         try:
-            with installed(self):
+            with logs_heard(self):
                 try:
                     self.loop.run_until_complete(self._play())
                 except BusyLoop as error:
