@@ -21,6 +21,9 @@ CLIENT = Path(timer_client.__file__).parent
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 _LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
+_NOT_PLAIN = re.compile(
+    r"\b(?:anew|for ever|at the most|(?:timers|commands|events|lines) a second)\b"
+)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -34,6 +37,18 @@ def test_every_link_leads_somewhere(document: str) -> None:
             broken.append(f"{target}#{heading}")
 
     assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_test_that_is_named_exists(document: str) -> None:
+    named = re.findall(r"\btests/[\w/]+\.py\b", read(document))
+
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_english_is_plain(document: str) -> None:
+    assert _NOT_PLAIN.findall(read(document)) == []
 
 
 def test_every_file_and_name_in_the_architecture_exists() -> None:
@@ -136,7 +151,15 @@ def test_the_guide_for_contributors_lists_every_make_target() -> None:
 def test_the_guide_for_contributors_lists_every_folder_of_tests() -> None:
     listed = {code_words(row["folder"])[0] for row in table("CONTRIBUTING.md", "folder")}
 
-    assert listed >= {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py")}
+    assert listed == {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/__init__.py")}
+
+
+def test_the_fixtures_that_contributors_are_told_of_exist() -> None:
+    named = re.findall(r"`(\w+)`", read("CONTRIBUTING.md").partition("- Fixtures: ")[2].partition("\n\n")[0])
+
+    found = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("conftest.py"))
+    assert named
+    assert [name for name in named if f"def {name}(" not in found] == []
 
 
 def test_the_changelog_begins_with_this_version() -> None:
