@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -1094,6 +1095,19 @@ async def test_a_purge_of_a_few_stays_short_beside_a_long_history(history: Path)
         assert await store.purge(at(0), 10) == 10
 
     assert steps[0] < ENOUGH_STEPS
+
+
+async def test_every_batch_of_a_long_purge_costs_what_the_first_does(history: Path, path: Path) -> None:
+    shutil.copyfile(history, path)
+    costs = []
+    async with opened(path) as store:
+        for _ in range(30):
+            async with counted(store._writer.connection) as steps:
+                assert await store.purge(at(0), 1_000) == 1_000
+            costs.append(steps[0])
+
+    assert 0 < max(costs) <= 1.5 * costs[0]
+    assert costs[0] < 1_000 * 100
 
 
 # The package
