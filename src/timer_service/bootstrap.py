@@ -19,6 +19,7 @@ from timer_service.observability.metrics import Metrics
 from timer_service.ports.clock import GuardedClock
 from timer_service.ports.timer_store import PatientStore, TimerStore
 from timer_service.service.run import Service
+from timer_service.service.surroundings import Surroundings
 from timer_service.stores import OpenedStore, open_store
 from timer_service.timers import Timers
 
@@ -92,19 +93,21 @@ def _service(
     metrics: Metrics,
 ) -> Service:
     return Service(
-        store=store,
-        source=bus.source,
-        sink=bus.sink,
-        clock=clock,
-        chance=parts.chance,
+        Surroundings(
+            store=store,
+            source=bus.source,
+            sink=bus.sink,
+            clock=clock,
+            chance=parts.chance,
+            metrics=metrics,
+            elapsed_s=parts.elapsed_s,
+        ),
         poll_interval_s=settings.polling_interval / 1000,
         batch_size=settings.batch_size,
-        metrics=metrics,
         precise_wakeup=settings.precise_wakeup,
         retention=settings.retention_span,
         catch_up=settings.catch_up_span,
         other_problems=lambda: {"clock": clock.problem},
-        elapsed_s=parts.elapsed_s,
         warnings=lambda: bus.warnings,
     )
 

@@ -16,7 +16,9 @@ from timer_service.domain.timer import TimerState
 from timer_service.observability.metrics import Metrics
 from timer_service.service.purge import PURGE_BATCH
 from timer_service.service.run import Service
+from timer_service.service.surroundings import Surroundings
 from timer_service.testing import ManualClock, MemoryEventBus
+from timer_service.workflows.hold_back import MAX_ENTRIES
 
 POLL_S = 5.0
 
@@ -39,6 +41,7 @@ class Rig:
         bus: type[RecordingBus] = RecordingBus,
         retention: timedelta | None = None,
         purge_batch: int = PURGE_BATCH,
+        max_held_back: int = MAX_ENTRIES,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -46,20 +49,23 @@ class Rig:
         self.bus = bus(self.broker)
         self.metrics = Metrics()
         self.service = Service(
-            store=RetryingStore(
-                self.store, clock=self.clock, chance=lambda: chance, wrote=self.metrics.wrote
+            Surroundings(
+                store=RetryingStore(
+                    self.store, clock=self.clock, chance=lambda: chance, wrote=self.metrics.wrote
+                ),
+                source=self.bus,
+                sink=self.bus,
+                clock=self.clock,
+                chance=lambda: chance,
+                metrics=self.metrics,
+                elapsed_s=lambda: self.clock.elapsed_s,
             ),
-            source=self.bus,
-            sink=self.bus,
-            clock=self.clock,
-            chance=lambda: chance,
             poll_interval_s=POLL_S,
             batch_size=batch_size,
-            metrics=self.metrics,
             precise_wakeup=precise_wakeup,
-            elapsed_s=lambda: self.clock.elapsed_s,
             retention=retention,
             purge_batch=purge_batch,
+            max_held_back=max_held_back,
         )
 
     async def keep(self, *commands: Command) -> None:

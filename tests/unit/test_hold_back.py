@@ -10,7 +10,7 @@ from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.workflows.hold_back import (
     LONGEST_PAUSE,
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     TENANT_FAILURES,
     HoldBack,
     HoldBackChange,
@@ -217,7 +217,7 @@ def fill(hold_back: HoldBack, names: Sequence[str], now_s: float = 0) -> HoldBac
 
 def test_beyond_the_bound_everything_waits_for_the_longest_pause() -> None:
     hold_back = HoldBack()
-    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES)])
+    fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES)])
     assert hold_back.everything_until(at(0)) is None
 
     change = fill(hold_back, ["one-more", "and-another"], now_s=0.2)
@@ -228,12 +228,12 @@ def test_beyond_the_bound_everything_waits_for_the_longest_pause() -> None:
     assert hold_back.problem == change.stopped
     assert hold_back.everything_until(at(0.2)) == hold_back.ends_at(at(0.2)) == at(0.2) + LONGEST_PAUSE
     assert hold_back.everything_until(at(10.2)) is None
-    assert len(hold_back.at(at(0.2)).timers) == MOST_ENTRIES
+    assert len(hold_back.at(at(0.2)).timers) == MAX_ENTRIES
 
 
 def test_what_waits_beyond_the_bound_is_told_once() -> None:
     hold_back = HoldBack()
-    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES + 1)])
+    fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES + 1)])
 
     change = fill(hold_back, ["one-more", "order-0"], now_s=11)
 
@@ -242,7 +242,7 @@ def test_what_waits_beyond_the_bound_is_told_once() -> None:
 
 def test_a_timer_that_works_again_makes_room_and_everything_goes_on() -> None:
     hold_back = HoldBack()
-    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES + 1)])
+    fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES + 1)])
 
     change = record(hold_back, (reached("order-7"), CONFIRMED), now_s=11)
 
@@ -252,7 +252,7 @@ def test_a_timer_that_works_again_makes_room_and_everything_goes_on() -> None:
 
 def test_what_nobody_has_tried_for_a_minute_is_forgotten_for_something_new() -> None:
     hold_back = HoldBack()
-    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES)])
+    fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES)])
 
     change = fill(hold_back, ["one-more"], now_s=61)
 
@@ -262,7 +262,7 @@ def test_what_nobody_has_tried_for_a_minute_is_forgotten_for_something_new() -> 
 
 def test_cancelled_timers_do_not_keep_it_full_for_ever() -> None:
     hold_back = HoldBack()
-    fill(hold_back, [f"order-{n}" for n in range(MOST_ENTRIES + 1)])
+    fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES + 1)])
 
     assert not record(hold_back, now_s=30).resumed
     assert record(hold_back, now_s=61).resumed

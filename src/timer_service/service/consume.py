@@ -4,11 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from timer_service.domain.errors import GivenUp
-from timer_service.observability.metrics import Metrics
-from timer_service.observability.work_log import WorkLog
-from timer_service.ports.clock import Clock
-from timer_service.ports.command_source import CommandBatch, CommandSource
-from timer_service.ports.timer_store import PatientStore
+from timer_service.ports.command_source import CommandBatch
+from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Over, unless
 from timer_service.workflows.schedule_timers import ScheduleReport, schedule_timers
 
@@ -16,21 +13,12 @@ from timer_service.workflows.schedule_timers import ScheduleReport, schedule_tim
 class Consuming:
     """Takes batch after batch from the command stream into the store."""
 
-    def __init__(
-        self,
-        *,
-        store: PatientStore,
-        source: CommandSource,
-        clock: Clock,
-        metrics: Metrics,
-        work_log: WorkLog,
-        applied: Callable[[ScheduleReport], None],
-    ) -> None:
-        self._store = store
-        self._source = source
-        self._clock = clock
-        self._metrics = metrics
-        self._work_log = work_log
+    def __init__(self, around: Surroundings, applied: Callable[[ScheduleReport], None]) -> None:
+        self._store = around.store
+        self._source = around.source
+        self._clock = around.clock
+        self._metrics = around.metrics
+        self._work_log = around.work_log
         self._applied = applied
         self._stopping = asyncio.Event()
 

@@ -8,12 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.domain.errors import BusUnavailable, TransientError
-from timer_service.observability.metrics import Metrics
-from timer_service.observability.work_log import WorkLog
-from timer_service.ports.clock import Clock
-from timer_service.ports.command_source import CommandSource
-from timer_service.ports.event_sink import EventSink
-from timer_service.ports.timer_store import PatientStore
+from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Backoff, Over, unless
 from timer_service.workflows.catch_up import CatchUp
 from timer_service.workflows.fire_due_timers import FireReport, next_look, publish_due_timers
@@ -74,33 +69,28 @@ class Firing:
 
     def __init__(
         self,
+        around: Surroundings,
         *,
-        store: PatientStore,
-        source: CommandSource,
-        sink: EventSink,
-        clock: Clock,
-        chance: Callable[[], float],
         poll_interval_s: float,
         batch_size: int,
         precise_wakeup: bool,
         catch_up: timedelta,
-        metrics: Metrics,
-        work_log: WorkLog,
+        hold_back: HoldBack,
         looking: Callable[[], None],
     ) -> None:
-        self._store = store
-        self._source = source
-        self._sink = sink
-        self._clock = clock
-        self._backoff = Backoff(chance, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        self._store = around.store
+        self._source = around.source
+        self._sink = around.sink
+        self._clock = around.clock
+        self._backoff = Backoff(around.chance, FIRST_BACKOFF_S, MAX_BACKOFF_S)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
-        self._metrics = metrics
-        self._work_log = work_log
+        self._metrics = around.metrics
+        self._work_log = around.work_log
         self._looking = looking
-        self._hold_back = HoldBack()
+        self._hold_back = hold_back
         self._catch_up = CatchUp(catch_up)
-        self._unmarked = Unmarked(batch_size, store.max_claims)
+        self._unmarked = Unmarked(batch_size, around.store.max_claims)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None

@@ -5,12 +5,9 @@ from contextlib import suppress
 from typing import Final
 
 from timer_service.domain.errors import TransientError
-from timer_service.observability.metrics import Metrics
-from timer_service.ports.clock import Clock
-from timer_service.ports.command_source import CommandSource
-from timer_service.ports.event_sink import EventSink
 from timer_service.ports.health import Health
-from timer_service.ports.timer_store import PatientStore, StoreCounts
+from timer_service.ports.timer_store import StoreCounts
+from timer_service.service.surroundings import Surroundings
 
 SILENT_S: Final = 30.0
 """The worker counts as stuck after this long without a poll (or two poll intervals, if longer)."""
@@ -22,28 +19,23 @@ class Watch:
 
     def __init__(
         self,
+        around: Surroundings,
         *,
-        store: PatientStore,
-        source: CommandSource,
-        sink: EventSink,
-        clock: Clock,
-        elapsed_s: Callable[[], float],
-        metrics: Metrics,
         poll_interval_s: float,
         problems: Callable[[], dict[str, str | None]],
         warnings: Callable[[], dict[str, str]],
     ) -> None:
-        self._store = store
-        self._source = source
-        self._sink = sink
-        self._clock = clock
-        self._elapsed_s = elapsed_s
-        self._metrics = metrics
+        self._store = around.store
+        self._source = around.source
+        self._sink = around.sink
+        self._clock = around.clock
+        self._elapsed_s = around.elapsed_s
+        self._metrics = around.metrics
         self._max_silent_s = max(SILENT_S, 2 * poll_interval_s)
         self._problems = problems
         self._warnings = warnings
         self._free_bytes: int | None = None
-        self._polled_at, self._polled_s = clock.now(), elapsed_s()
+        self._polled_at, self._polled_s = around.clock.now(), around.elapsed_s()
 
     def note_poll(self) -> None:
         """Know that the worker looks, or waits for the store."""

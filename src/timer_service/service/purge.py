@@ -7,9 +7,7 @@ from typing import Final
 import structlog
 
 from timer_service.domain.errors import GivenUp
-from timer_service.observability.metrics import Metrics
-from timer_service.ports.clock import Clock
-from timer_service.ports.timer_store import PatientStore
+from timer_service.service.surroundings import Surroundings
 from timer_service.workflows.purge_timers import purge_timers
 
 PURGE_BATCH: Final = 1_000
@@ -22,18 +20,10 @@ log = structlog.get_logger(__name__)
 class Purging:
     """Deletes old timers batch after batch; whoever else waits for the store comes in between."""
 
-    def __init__(
-        self,
-        *,
-        store: PatientStore,
-        clock: Clock,
-        metrics: Metrics,
-        retention: timedelta,
-        batch_size: int = PURGE_BATCH,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._metrics = metrics
+    def __init__(self, around: Surroundings, retention: timedelta, batch_size: int = PURGE_BATCH) -> None:
+        self._store = around.store
+        self._clock = around.clock
+        self._metrics = around.metrics
         self._retention = retention
         self._batch_size = batch_size
         self._stopping = asyncio.Event()

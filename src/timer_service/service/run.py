@@ -1,7 +1,6 @@
 """The whole service: its loops from the start to the stop."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
@@ -9,18 +8,15 @@ from typing import Final
 
 import structlog
 
-from timer_service.observability.metrics import Metrics
-from timer_service.observability.work_log import WorkLog
-from timer_service.ports.clock import Clock
-from timer_service.ports.command_source import CommandSource
-from timer_service.ports.event_sink import EventSink
 from timer_service.ports.health import Health
-from timer_service.ports.timer_store import PatientStore, StoreCounts
+from timer_service.ports.timer_store import StoreCounts
 from timer_service.service.consume import Consuming
 from timer_service.service.fire import Firing
 from timer_service.service.health import Watch
 from timer_service.service.purge import PURGE_BATCH, Purging
+from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import first_done, owned
+from timer_service.workflows.hold_back import MAX_ENTRIES, HoldBack
 
 SHUTDOWN_GRACE_S: Final = 10.0
 """From the signal to the end: time to finish the batch in hand."""
@@ -34,64 +30,38 @@ class Service:
 
     def __init__(
         self,
+        around: Surroundings,
         *,
-        store: PatientStore,
-        source: CommandSource,
-        sink: EventSink,
-        clock: Clock,
-        chance: Callable[[], float],
         poll_interval_s: float,
         batch_size: int,
-        metrics: Metrics,
         precise_wakeup: bool = True,
         retention: timedelta | None = None,
         purge_batch: int = PURGE_BATCH,
         catch_up: timedelta = CATCH_UP,
+        max_held_back: int = MAX_ENTRIES,
         other_problems: Callable[[], dict[str, str | None]] = dict,
-        elapsed_s: Callable[[], float] = time.monotonic,
         warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        self._store = store
-        self._work_log = WorkLog()
+        self._store = around.store
+        self._work_log = around.work_log
         self._watch = Watch(
-            store=store,
-            source=source,
-            sink=sink,
-            clock=clock,
-            elapsed_s=elapsed_s,
-            metrics=metrics,
+            around,
             poll_interval_s=poll_interval_s,
             problems=lambda: {"publish": self._firing.problem, **other_problems()},
             warnings=lambda: {**warnings(), **self._firing.warnings},
         )
         self._firing = Firing(
-            store=store,
-            source=source,
-            sink=sink,
-            clock=clock,
-            chance=chance,
+            around,
             poll_interval_s=poll_interval_s,
             batch_size=batch_size,
             precise_wakeup=precise_wakeup,
             catch_up=catch_up,
-            metrics=metrics,
-            work_log=self._work_log,
+            hold_back=HoldBack(max_held_back),
             looking=self._watch.note_poll,
         )
-        self._consuming = Consuming(
-            store=store,
-            source=source,
-            clock=clock,
-            metrics=metrics,
-            work_log=self._work_log,
-            applied=self._firing.commands_applied,
-        )
-        self._purging = (
-            Purging(store=store, clock=clock, metrics=metrics, retention=retention, batch_size=purge_batch)
-            if retention is not None
-            else None
-        )
-        store.on_wait = self._watch.note_poll
+        self._consuming = Consuming(around, self._firing.commands_applied)
+        self._purging = None if retention is None else Purging(around, retention, purge_batch)
+        around.store.on_wait = self._watch.note_poll
 
     async def run(self) -> None:
         """Run all loops until stopped; the failure of one ends them all."""

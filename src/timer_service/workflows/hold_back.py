@@ -13,13 +13,12 @@ FIRST_PAUSE = timedelta(milliseconds=500)
 LONGEST_PAUSE = timedelta(seconds=10)
 FORGOTTEN_AFTER = timedelta(minutes=1)
 """What was not tried again for this long after its pause was cancelled, moved or fired by somebody else."""
-MOST_ENTRIES = 5_000
+MAX_ENTRIES = 5_000
 TENANT_FAILURES = 10
 """This many failures in one batch, without a success, are the tenant's fault and not the timers'."""
 PROBE_TIMERS = 100
 """Timers that are tried at once while the stream takes nothing."""
 
-_TOO_MANY = f"more than {MOST_ENTRIES} timers and tenants cannot be published"
 _Answer = tuple[DueTimeReached, Published]
 
 
@@ -44,10 +43,11 @@ class _Pause:
 class HoldBack:
     """The timers and tenants that failed lately, each with the moment to try it again.
 
-    Bounded: beyond MOST_ENTRIES everything waits, as it does while the stream itself takes nothing.
+    Bounded: beyond `max_entries` everything waits, as it does while the stream itself takes nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
         self._pauses: dict[TimerKey | TenantId, _Pause] = {}
         self._everything: _Pause | None = None
         self._held = self._freed = 0
@@ -57,7 +57,9 @@ class HoldBack:
     @property
     def problem(self) -> str | None:
         """Why nothing is published, or only little of it."""
-        return self._refusal or (None if self._has_room else _TOO_MANY)
+        if self._refusal is not None or self._has_room:
+            return self._refusal
+        return f"more than {self._max_entries} timers and tenants cannot be published"
 
     def at(self, now: datetime) -> HeldBack:
         """Return what to pass over at this moment."""
@@ -158,7 +160,7 @@ class HoldBack:
 
     def _make_room(self, now: datetime) -> bool:
         """Forget what nobody has tried for long, the oldest first, and tell whether there is room."""
-        while len(self._pauses) >= MOST_ENTRIES:
+        while len(self._pauses) >= self._max_entries:
             oldest, pause = next(iter(self._pauses.items()))
             if now < pause.until + FORGOTTEN_AFTER:
                 return False

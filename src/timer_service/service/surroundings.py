@@ -1,0 +1,26 @@
+"""What all loops of the service work with."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from timer_service.observability.metrics import Metrics
+from timer_service.observability.work_log import WorkLog
+from timer_service.ports.clock import Clock
+from timer_service.ports.command_source import CommandSource
+from timer_service.ports.event_sink import EventSink
+from timer_service.ports.timer_store import PatientStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The ports, chance and the passing of time, and where to report what was done."""
+
+    store: PatientStore
+    source: CommandSource
+    sink: EventSink
+    clock: Clock
+    chance: Callable[[], float]
+    metrics: Metrics
+    work_log: WorkLog = field(default_factory=WorkLog)
+    elapsed_s: Callable[[], float] = time.monotonic
