@@ -32,7 +32,7 @@ PUNCTUAL_S = 1.0
 IDLE_S = 10.0
 CALL_TIMEOUT_S = 15.0
 RETRY_S = 0.5
-LONGEST_RETRY_S = 3600.0
+MAX_RETRY_S = 3600.0
 MOST_POLLS_A_SECOND = 3.0
 MOST_STEPS_A_SECOND = 60.0
 MOST_LOG_BYTES = 8 * 1024 * 1024
@@ -294,7 +294,7 @@ class World:
         for sending in unsent:
             self.send(sending)
         if self._unsent:
-            self._send_again_in(min(2 * pause, LONGEST_RETRY_S))
+            self._send_again_in(min(2 * pause, MAX_RETRY_S))
 
     def call(self, asked: Calling) -> None:
         self._calls += 1

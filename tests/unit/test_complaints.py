@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 from nats.errors import Error, SlowConsumerError
 
-from timer_service.adapters.nats.complaints import MOST_KINDS, OTHERS, QUIET_S, Complaints
+from timer_service.adapters.nats.complaints import MAX_KINDS, OTHERS, QUIET_S, Complaints
 from timer_service.testing import ManualClock
 
 
@@ -47,8 +47,8 @@ async def test_what_is_over_and_begins_again_is_said_again() -> None:
 async def test_many_kinds_of_errors_have_a_bound() -> None:
     told = Complaints(lambda: 0.0)
     with structlog.testing.capture_logs() as logs:
-        for number in range(10 * MOST_KINDS):
+        for number in range(10 * MAX_KINDS):
             told.note(Error(f'nats: permissions violation for publish to "timer.events.{number}"'))
 
-    assert len(logs) == MOST_KINDS + 1
+    assert len(logs) == MAX_KINDS + 1
     assert logs[-1]["detail"] == OTHERS

@@ -8,7 +8,7 @@ from typing import Final
 
 from timer_service.adapters.nats.backlog import BacklogQuestions
 from timer_service.adapters.nats.inbox import Inbox
-from timer_service.adapters.nats.letters import LONGEST_DELAY_S, LetterLimits, Letters
+from timer_service.adapters.nats.letters import MAX_DELAY_S, LetterLimits, Letters
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.positions import CommandPositions
@@ -50,7 +50,7 @@ class NatsBus:
         means: NatsMeans = USUAL_MEANS,
     ) -> None:
         outage, signals = Outage(options.connect["servers"]), Signals()
-        streams = wanted_streams(options, letters_repeated_within_s=options.ack_wait_s + LONGEST_DELAY_S)
+        streams = wanted_streams(options, letters_repeated_within_s=options.ack_wait_s + MAX_DELAY_S)
         published_to = frozenset({streams.events.name, streams.letters.name})
         publisher = Publisher(published_to, signals.stream_missing.set, means.confirm_timeout_s)
         questions = BacklogQuestions(options)

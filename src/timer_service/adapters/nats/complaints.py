@@ -10,7 +10,7 @@ from nats.js.errors import ServiceUnavailableError
 
 QUIET_S: Final = 10.0
 """What has not been reported for this long is over."""
-MOST_KINDS: Final = 20
+MAX_KINDS: Final = 20
 OTHERS: Final = "other errors of the connection"
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ class Complaints:
     def note(self, error: Exception) -> None:
         """Count an error; log it if it is the first of its kind."""
         detail = _detail(error)
-        if detail not in self._kinds and len(self._kinds) >= MOST_KINDS:
+        if detail not in self._kinds and len(self._kinds) >= MAX_KINDS:
             detail = OTHERS
         now = self._elapsed_s()
         kind = self._kinds.get(detail)

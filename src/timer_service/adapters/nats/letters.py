@@ -36,7 +36,7 @@ INSTANCES: Final = 8
 ROOM_FOR_PARKED: Final = INSTANCES * MAX_PARKED
 """Pending messages that the consumer allows beyond what good commands need."""
 FIRST_DELAY_S: Final = 1.0
-LONGEST_DELAY_S: Final = 60.0
+MAX_DELAY_S: Final = 60.0
 REMEMBERED_S: Final = 60.0
 """A parked message that has not come back this long after its delay went to another instance."""
 ROOM_WAIT_S: Final = 1.0
@@ -209,7 +209,7 @@ class Letters:
                 words.append((message, b"+TERM"))
                 continue
             growth = 2 ** min(message.times_delivered - 1, 20)
-            delay_s = min(self._limits.first_delay_s * growth, LONGEST_DELAY_S)
+            delay_s = min(self._limits.first_delay_s * growth, MAX_DELAY_S)
             self._parked[message.position] = now + delay_s + self._limits.remembered_s
             words.append((message, b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()))
         if words:

@@ -21,7 +21,7 @@ from timer_service.domain.errors import TransientError
 from timer_service.waiting import Backoff, Over, unless
 
 FIRST_RETRY_S: Final = 0.05
-LONGEST_RETRY_S: Final = 2.0
+MAX_RETRY_S: Final = 2.0
 WATCH_INTERVAL_S: Final = 1.0
 RECOVERY_PAUSE_S: Final = 0.2
 ANSWER_TIMEOUT_S: Final = 5
@@ -245,7 +245,7 @@ class Session:
                 await self._signals.over.wait()
 
     def _backoff(self) -> Backoff:
-        return Backoff(self._chance, FIRST_RETRY_S, LONGEST_RETRY_S)
+        return Backoff(self._chance, FIRST_RETRY_S, MAX_RETRY_S)
 
     async def _on_closed(self) -> None:
         if self._client is not None:
