@@ -21,9 +21,7 @@ CLIENT = Path(timer_client.__file__).parent
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 _LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
-_NOT_PLAIN = re.compile(
-    r"\b(?:anew|for ever|at the most|(?:timers|commands|events|lines) a second)\b"
-)
+_NOT_PLAIN = re.compile(r"\b(?:anew|for ever|at the most|(?:timers|commands|events|lines) a second)\b")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
