@@ -34,7 +34,7 @@ class TimerClient(_TimerClient, OperatorClient):
             yield wire.fields_of(timer)
 
     async def status(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return how each instance of the service is."""
+        """Return the state of each instance of the service."""
         return [wire.fields_of(answer) for answer in await super().status()]
 
     async def accept_clock_step(self) -> list[dict[str, Any]]:  # type: ignore[override]

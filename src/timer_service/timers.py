@@ -112,7 +112,7 @@ class Timers:
         return step_s
 
     async def status(self) -> Status:
-        """Return how this instance is, for an operator."""
+        """Return the state of this instance, for an operator."""
         now = self._clock.now()
         counts = await self._store.count(now)
         self._counted(counts)

@@ -31,7 +31,7 @@ class OperatorClient(BrokerClient):
     """Ask every instance of the service, and read dead letters."""
 
     async def status(self) -> list[wire.StatusAnswer]:
-        """Return how each instance of the service is."""
+        """Return the state of each instance of the service."""
         answers = await self._ask_all(self._subjects.status)
         return [as_model(wire.StatusAnswer, answer) for answer in answers]
 

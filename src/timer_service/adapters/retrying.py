@@ -1,4 +1,4 @@
-"""A timer store that waits while the store behind it is unwell, and tells of it once."""
+"""A timer store that waits while the store behind it is unwell, and logs it once."""
 
 import asyncio
 import time

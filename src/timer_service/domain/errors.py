@@ -29,7 +29,7 @@ class TimerServiceError(Exception):
     Its text is for the operator and may name hosts and paths; `public` is what a tenant is told.
     """
 
-    public: str = "internal error; the service's log tells more"
+    public: str = "internal error; the service's log says more"
 
 
 class TransientError(TimerServiceError):

@@ -74,7 +74,7 @@ Command = ScheduleTimer | CancelTimer
 
 @dataclass(frozen=True, slots=True)
 class DueTimeReached(Keyed):
-    """The due time of one generation of a timer has come."""
+    """The due time of one generation of a timer was reached."""
 
     tenant_id: TenantId
     service_call_id: ServiceCallId

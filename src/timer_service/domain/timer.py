@@ -89,7 +89,7 @@ class Timer(Keyed):
 
 @dataclass(frozen=True, slots=True)
 class DueTimer(Keyed):
-    """What firing needs of a timer whose time has come."""
+    """What firing needs of a due timer."""
 
     tenant_id: TenantId
     service_call_id: ServiceCallId
@@ -99,7 +99,7 @@ class DueTimer(Keyed):
     trace: Trace | None = None
 
     def reached(self, at: datetime) -> DueTimeReached:
-        """Return the event that tells of this firing."""
+        """Return the event of this firing."""
         return DueTimeReached(
             self.tenant_id,
             self.service_call_id,

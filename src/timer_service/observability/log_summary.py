@@ -28,9 +28,9 @@ def on_this_loop(seconds: float, action: Callable[[], None]) -> Appointment:
 
 
 class LogSummary(Generic[T]):
-    """Tells the first of a kind at once, and what follows within INTERVAL_S together in one line.
+    """Logs the first of a kind at once, and what follows within INTERVAL_S together in one line.
 
-    Nothing is left unsaid: what has come in by the time it is closed is told then.
+    Nothing is left out: what has come in by the time it is closed is logged then.
     """
 
     def __init__(self, tell: Callable[[T], None], add: Callable[[T, T], T], later: Later) -> None:
@@ -41,14 +41,14 @@ class LogSummary(Generic[T]):
         self._next: Appointment | None = None
 
     def note(self, found: T) -> None:
-        """Tell of it now, or with the next line."""
+        """Log it now, or with the next line."""
         if self._next is None:
             self._tell_now(found)
         else:
             self._rest = found if self._rest is None else self._add(self._rest, found)
 
     def close(self) -> None:
-        """Tell what is left."""
+        """Log what is left."""
         if self._next is not None:
             self._next.cancel()
             self._next = None

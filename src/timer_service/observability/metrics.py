@@ -92,7 +92,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class Gauges:
-    """What has a value at any moment; whoever knows one sets it, or gives a function that tells it."""
+    """What has a value at any moment; whoever knows one sets it, or gives a function that returns it."""
 
     pending: Gauge = _gauge("timer_pending", "Scheduled timers, due or not")
     backlog: Gauge = _gauge("timer_backlog", "Timers that are due and not fired yet")

@@ -1,4 +1,4 @@
-"""Tell in the log what the loops have done: often enough to follow it, not once for each batch."""
+"""Log what the loops have done: often enough to follow it, not once for each batch."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class WorkLog:
         self._refused = {reason: LogSummary(_tell_refused, _add_refused, later) for reason in RefusalReason}
 
     def scheduled(self, report: ScheduleReport) -> None:
-        """Tell of a batch of commands."""
+        """Log a batch of commands."""
         if report.commands:
             outcomes = Counter[str]()
             for (_, outcome), count in sorted(report.commands.items()):
@@ -55,7 +55,7 @@ class WorkLog:
             self._refused[refusal.reason].note(_Refused(1, refusal))
 
     def fired(self, report: FireReport) -> None:
-        """Tell of a batch of due timers, and at once of what began or ceased to fail."""
+        """Log a batch of due timers, and at once what began or ceased to fail."""
         if report.confirmed:
             oldest = min(event.due_at for event in report.confirmed)
             self._fired.note(
@@ -70,7 +70,7 @@ class WorkLog:
         _tell_catch_up(report.catch_up)
 
     def close(self) -> None:
-        """Tell what is left."""
+        """Log what is left."""
         self._applied.close()
         self._fired.close()
         for refused in self._refused.values():

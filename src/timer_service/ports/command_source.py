@@ -31,7 +31,7 @@ class Backlog:
     handled_sequence: int
     """The newest command that this instance has dealt with: what is older was delivered before."""
     tenants: frozenset[TenantId] | None
-    """Who has commands waiting; None if they are too many to be told."""
+    """Who has commands waiting; None if they are too many to list."""
     oldest: Mapping[TenantId, int | None] = field(default_factory=dict)
     """Of tenants that were asked about: the sequence of the oldest command that waits; None without any."""
 

@@ -56,7 +56,7 @@ class TimerArchive(Protocol):
         ...
 
     async def mark_moved(self, target: str) -> None:
-        """Remember, durably, that the timers are elsewhere now; no service starts on this store any more.
+        """Remember, durably, that the timers are elsewhere now; no service starts on this store from then on.
 
         Nothing is read from it after that. One that is running ends as soon as it connects again.
         """

@@ -42,12 +42,12 @@ class Watch:
         self._polled_at, self._polled_s = self._clock.now(), self._elapsed_s()
 
     def note_counts(self, counts: StoreCounts) -> None:
-        """Learn how much space is left, whoever asked for it."""
+        """Learn how much space is left, whoever asked."""
         self._free_bytes = counts.free_bytes
 
     def health(self) -> Health:
         """Say what is wrong at this moment."""
-        # Not by the wall clock: a step of it is no silence.
+        # Not by the wall clock: a step of it is not silence.
         silent_s = self._elapsed_s() - self._polled_s
         problems = {"broker": self._broker_problem(), "store": self._store.problem, **self._problems()}
         if self._free_bytes is not None and self._free_bytes < MIN_FREE_BYTES:
@@ -59,7 +59,7 @@ class Watch:
         )
 
     async def observe(self) -> None:
-        """Bring the gauges up to date; whoever is about to look at them asks for it."""
+        """Bring the gauges up to date, for whoever is about to look at them."""
         self._metrics.health(
             polled_at=self._polled_at.timestamp(),
             broker=self._broker_problem() is None,

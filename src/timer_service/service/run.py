@@ -83,11 +83,11 @@ class Service:
         return self._watch.health()
 
     async def observe(self) -> None:
-        """Bring the gauges up to date; whoever is about to look at them asks for it."""
+        """Bring the gauges up to date, for whoever is about to look at them."""
         await self._watch.observe()
 
     def note_counts(self, counts: StoreCounts) -> None:
-        """Learn how much space is left, whoever asked for it."""
+        """Learn how much space is left, whoever asked."""
         self._watch.note_counts(counts)
 
     def wake_for(self, due_at: datetime) -> None:

@@ -177,7 +177,7 @@ class CatchUp:
         return {tenant_id: self._given_up.get(tenant_id, 0) for tenant_id in asked}
 
     def judge(self, backlog: Backlog, now: datetime) -> Waits:
-        """Say who waits, from what the broker told after `now` was read."""
+        """Say who waits, from what the broker answered after `now` was read."""
         recovered = self._stream_silence.answered()
         went_back = bool(self._fences) and self._fences[-1].sequence > backlog.last_sequence
         if backlog.stream != self._stream or went_back:
@@ -268,7 +268,7 @@ class CatchUp:
         return next((f.moment for f in reversed(self._fences) if f.sequence < oldest), None)
 
     def _remember(self, now: datetime, backlog: Backlog) -> None:
-        """Keep what this look has told, as long as anybody waits."""
+        """Keep what this look has found, as long as anybody waits."""
         if not self._blocked:
             self._fences.clear()
             self._looked_at = None

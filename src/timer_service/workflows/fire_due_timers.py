@@ -1,4 +1,4 @@
-"""Tell the world that due times have come."""
+"""Tell the world that due times were reached."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -48,7 +48,7 @@ class TolerantClient(Client):
         super().__init__()
         self._at_once: dict[int, Any] = {}
         self.told_servers: tuple[str, ...] = ()
-        """The addresses of the cluster, as the server told them last."""
+        """The addresses of the cluster, as the server last announced them."""
 
     async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
         """Send messages in as few pieces as possible; each is answered on its own number below the inbox.

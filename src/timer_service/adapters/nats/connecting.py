@@ -1,4 +1,4 @@
-"""Finds a server to connect to: the configured ones first, then those that the last session told of."""
+"""Finds a server to connect to: the configured ones first, then those that the last session announced."""
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _FAILURES: Final = (NatsError, OSError, TimeoutError)
 
 
 class Connector:
-    """Makes clients; remembers what a session told of other servers, until the next one tells."""
+    """Makes clients; remembers which other servers a session announced, until the next one does."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Connector:
 
     @property
     def learnt(self) -> list[str]:
-        """The addresses that the last session told of."""
+        """The addresses that the last session announced."""
         return [address for options in self._learnt for address in options["servers"]]
 
     async def connect(self) -> TolerantClient:
@@ -71,7 +71,7 @@ class Connector:
             self.is_connecting = False
 
     def learn(self, client: TolerantClient) -> None:
-        """Keep the addresses that this session told of, and no others."""
+        """Keep the addresses that this session announced, and no others."""
         # A client that is closed no longer knows where it was connected to.
         here = self._here = client.connected_url or self._here
         if here is None or here.scheme not in ("nats", "tls"):
@@ -126,7 +126,7 @@ class Connector:
 
 
 def learnt_options(here: ParseResult, tls_name: str | None, address: str) -> dict[str, Any]:
-    """Return how to reach an address that the server `here` told of.
+    """Return how to reach an address that the server `here` announced.
 
     It has the credentials of our own address. Where it is a number, its certificate is that of the name which
     we know: a certificate rarely holds numbers.

@@ -24,7 +24,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
     return _headers(error.code, error.text, math.ceil(error.retry_after_s))
 
 
-@lru_cache(maxsize=64)  # A flood is told the same again and again.
+@lru_cache(maxsize=64)  # A flood gets the same answer again and again.
 def _headers(code: str, text: str, retry_after_s: int) -> dict[str, str]:
     # Neither line break nor what is not ASCII: a header has no escape for either.
     printable = text.encode("ascii", "backslashreplace").decode().replace("\r", " ").replace("\n", " ")
@@ -35,7 +35,7 @@ def _headers(code: str, text: str, retry_after_s: int) -> dict[str, str]:
 
 
 class Refusals:
-    """Errors that are told at once, many in one piece, so that a flood of them costs little."""
+    """Errors that are sent at once, many in one piece, so that a flood of them costs little."""
 
     def __init__(self) -> None:
         self._unsent: list[Outgoing] = []

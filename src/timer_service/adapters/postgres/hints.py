@@ -41,9 +41,9 @@ class Hints:
         self._has_untold = asyncio.Event()
 
     def announce(self, due_at: datetime) -> None:
-        """Have a due time told, unless a nearer one that is still to come was told of before.
+        """Have a due time announced, unless a nearer one that is still to come was announced before.
 
-        Nobody waits for it: it is told by a task of its own, and of several that wait only the nearest.
+        Nobody waits for it: a task of its own announces it, and of several that wait only the nearest.
         """
         if self._announced is not None and self._now() < self._announced <= due_at:
             return
@@ -53,7 +53,7 @@ class Hints:
 
     @asynccontextmanager
     async def telling(self) -> AsyncIterator[None]:
-        """Tell what is announced until the context is left; what was not told by then, the polls find."""
+        """Send what is announced until the context is left; the polls find what was not sent by then."""
         async with _running(self._tell_for_ever()):
             yield
 
@@ -65,11 +65,11 @@ class Hints:
             try:
                 await self._connections.fetch(_NOTIFY, str(epoch_ms(due_at)))
             except TimerServiceError:
-                self._announced = None  # Nobody knows of it: tell of the next one, whatever it is.
+                self._announced = None  # Nobody knows of it: announce the next one, whatever it is.
 
     @asynccontextmanager
     async def listen(self, callback: Callable[[datetime], None]) -> AsyncIterator[None]:
-        """Call back with every due time that any instance tells of, until the context is left."""
+        """Call back with every due time that any instance announces, until the context is left."""
         async with _running(self._listen_for_ever(callback)):
             yield
 
@@ -92,7 +92,7 @@ class Hints:
             connection.add_termination_listener(lambda _: lost.set())
             channel = await connection.fetchval(f"SELECT {_CHANNEL}")
             await connection.add_listener(channel, on_hint)
-            callback(self._now())  # Look now: what was told before was not heard.
+            callback(self._now())  # Look now: what was announced before was not heard.
             while not lost.is_set():
                 try:
                     async with asyncio.timeout(CHECK_INTERVAL_S):
