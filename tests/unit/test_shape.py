@@ -1,0 +1,162 @@
+"""The shape of the code: small modules, classes and functions, no private imports, nothing patched."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.documents import ROOT
+
+SOURCES = (ROOT / "src" / "timer_service", ROOT / "client" / "src" / "timer_client")
+OURS = ("timer_service", "timer_client")
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+MAX_MODULE_LINES = 350
+MAX_CLASS_LINES = 200
+MAX_FUNCTION_LINES = 40
+REPEATED_LINES = 6
+"""A passage of this many lines may not stand twice."""
+
+TABLES: dict[str, str] = {}
+"""Functions that may be longer, and why."""
+
+PATCHED = {
+    ("test_sqlite_store.py", "os.pwrite"): "a disk that is full",
+    ("planted.py", "by.name"): "plants bugs in whoever imported the function",
+    ("planted.py", "owner.name"): "plants bugs",
+    ("forked.py", "sys.argv"): "the arguments of a process that is about to start",
+    ("test_letters.py", "asyncio.timeout"): "counts the timers of the event loop",
+    ("test_system_clock.py", "time.time_ns"): "the operating system's clock",
+}
+"""What tests put in the place of something, and why; no name of the product is among them."""
+
+
+def test_every_module_fits_in_a_short_read() -> None:
+    lengths = {_name(path): len(path.read_text("utf-8").splitlines()) for path in _modules()}
+
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_MODULE_LINES} == {}
+
+
+def test_every_class_has_one_duty() -> None:
+    lengths = dict(_lengths(ast.ClassDef))
+
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_CLASS_LINES} == {}
+
+
+def test_every_function_fits_on_a_screen() -> None:
+    lengths = dict(_lengths(ast.FunctionDef, ast.AsyncFunctionDef))
+
+    too_long = {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES}
+    assert {name: lines for name, lines in too_long.items() if name not in TABLES} == {}
+    assert TABLES.keys() <= too_long.keys()
+
+
+def test_no_module_imports_a_private_name_of_another() -> None:
+    private = [
+        f"{_name(path)}: {node.module}.{each.name}"
+        for path in _modules()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(OURS)
+        for each in node.names
+        if each.name.startswith("_") and each.name != "__version__"
+    ]
+
+    assert private == []
+
+
+def test_no_passage_stands_twice() -> None:
+    places: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for path in _modules():
+        lines = list(_telling_lines(path))
+        for start in range(len(lines) - REPEATED_LINES + 1):
+            passage = tuple(text for _, text in lines[start : start + REPEATED_LINES])
+            places[passage].append(f"{_name(path)}:{lines[start][0]}")
+
+    assert [found for found in places.values() if len(found) > 1] == []
+
+
+def test_no_test_patches_the_product() -> None:
+    patched = {
+        (path.name, name)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in _patches(ast.parse(path.read_text("utf-8")))
+    }
+
+    assert patched - PATCHED.keys() == set()
+    assert PATCHED.keys() - patched == set()
+
+
+def _modules() -> list[Path]:
+    return [path for source in SOURCES for path in sorted(source.rglob("*.py"))]
+
+
+def _name(path: Path) -> str:
+    source = next(source for source in SOURCES if path.is_relative_to(source))
+    return path.relative_to(source.parent).as_posix()
+
+
+def _lengths(*kinds: type[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield every definition of these kinds with the number of its lines, without its docstring."""
+    for path in _modules():
+        for name, node in _definitions(ast.parse(path.read_text("utf-8")), ""):
+            if isinstance(node, kinds) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1 - _docstring_lines(node)
+                yield f"{_name(path)}::{name}", lines
+
+
+def _definitions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition):
+            yield prefix + node.name, node
+            yield from _definitions(node, f"{prefix}{node.name}.")
+        else:
+            yield from _definitions(node, prefix)
+
+
+def _docstring_lines(node: Definition) -> int:
+    if ast.get_docstring(node) is None:
+        return 0
+    return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+
+
+def _telling_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that say something: no imports, comments, blank lines or lone brackets."""
+    text = path.read_text("utf-8")
+    imports = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.end_lineno
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if number not in imports and not stripped.startswith("#") and any(map(str.isalnum, stripped)):
+            yield number, stripped
+
+
+def _patches(tree: ast.Module) -> Iterator[str]:
+    """Yield what a test puts something else in the place of."""
+    modules = {
+        each.asname or each.name.split(".")[0] if isinstance(node, ast.Import) else each.asname or each.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for each in node.names
+        if isinstance(node, ast.Import) or (node.module or "").startswith(OURS)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_patching(node.func) and node.args:
+            yield ".".join(ast.unparse(argument).strip("'\"") for argument in node.args[:2])
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id in modules
+                ):
+                    yield ast.unparse(target)
+
+
+def _is_patching(function: ast.expr) -> bool:
+    name = ast.unparse(function)
+    return name.endswith((".setattr", "patch.object")) or name.split(".")[-1] == "patch"
