@@ -61,7 +61,11 @@ class Dev:
 
     def ready(self) -> "Dev":
         """Wait until the service is connected to its broker."""
-        until(lambda: any("broker.connected" in line for line in self.stderr), "broker.connected")
+        try:
+            until(lambda: any("broker.connected" in line for line in self.stderr), "broker.connected")
+        except AssertionError as error:
+            error.add_note("".join(self.stderr))
+            raise
         return self
 
     def broker_pid(self) -> int:

@@ -133,6 +133,22 @@ async def test_a_question_that_takes_too_long_is_interrupted_and_told_to_ask_aga
         assert (await store.count(at(0))).pending == 0
 
 
+async def test_a_question_that_begins_after_its_time_holds_up_no_other(path: Path) -> None:
+    async with opened(path, question_timeout_s=PATIENCE_S) as store:
+        hasty = Questions(path, store._questions._connections, SqliteLimits(question_timeout_s=0.1))
+        gate = threading.Event()
+        for connection in hasty._connections:  # Each is busy, so that nothing begins before its time is over.
+            connection._tx.put_nowait((asyncio.get_running_loop().create_future(), gate.wait))
+        with pytest.raises(StoreBusy):
+            await hasty.ask(ACME, ENDLESS)
+
+        gate.set()
+        hasty._timeout_s = PATIENCE_S
+        answers = [await hasty.ask(ACME, "SELECT 7") for _ in range(ANSWERERS)]
+
+    assert answers == [[(7,)]] * ANSWERERS
+
+
 async def test_one_tenants_endless_questions_hold_up_no_other_tenant(path: Path) -> None:
     async with opened(path, question_timeout_s=PATIENCE_S) as store:
         await store.apply([schedule("mine", tenant=GLOBEX)], at(0))

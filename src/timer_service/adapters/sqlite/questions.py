@@ -13,9 +13,11 @@ import aiosqlite
 from timer_service.adapters.sqlite.errors import translated
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.errors import StoreBusy
+from timer_service.waiting import owned
 
 ANSWERERS: Final = 3
 """Connections that answer. A tenant has one of them at a time: others do not wait for all that it asks."""
+INTERRUPT_AGAIN_S: Final = 0.01
 NOBODY: Final = ""
 """Who asks for counts: no tenant."""
 
@@ -38,6 +40,8 @@ class Questions:
         self._connections = list(connections)
         self._free = asyncio.Semaphore(len(connections))
         self._running: set[aiosqlite.Connection] = set()
+        self._broken_off: set[aiosqlite.Connection] = set()
+        """Whose last question may still be under way, or may even begin."""
         self._shares = defaultdict[str, _Share](_Share)
         self._allowed = asyncio.Event()
         self._allowed.set()
@@ -72,9 +76,12 @@ class Questions:
         self._running.add(connection)
         try:
             with translated(self._path):
+                if connection in self._broken_off:
+                    await self._quieten(connection)
                 yield connection
         except BaseException:
-            # Nobody waits for the answer any more; without this the next one to ask would.
+            # Nobody waits for the answer any more.
+            self._broken_off.add(connection)
             await connection.interrupt()
             raise
         finally:
@@ -82,6 +89,14 @@ class Questions:
             self._connections.append(connection)
             if not self._running:
                 self._quiet.set()
+
+    async def _quieten(self, connection: aiosqlite.Connection) -> None:
+        """See the question before to its end: an interrupt that comes before it has begun is lost."""
+        async with owned(_turn_of(connection)) as (turn,):
+            while not turn.done():
+                await connection.interrupt()
+                await asyncio.wait({turn}, timeout=INTERRUPT_AGAIN_S)
+        self._broken_off.discard(connection)
 
     @asynccontextmanager
     async def held_back(self) -> AsyncIterator[None]:
@@ -105,3 +120,8 @@ class Questions:
                 await self._quiet.wait()
         except TimeoutError:
             pass  # They are interrupted next.
+
+
+async def _turn_of(connection: aiosqlite.Connection) -> None:
+    """Wait until a connection has come to the end of all that it was asked before."""
+    await connection.execute_fetchall("SELECT 1")
