@@ -30,7 +30,7 @@ from timer_service.domain.messages import (
 )
 
 BATCH: Final = 1_000
-"""As many as a lane of the service handles by default."""
+"""As many as the service publishes at once under a backlog, with the default TIMER_BATCH_SIZE."""
 LEAD_S: Final = 2.0
 SETTLE_TIMEOUT_S: Final = 30.0
 

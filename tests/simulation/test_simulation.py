@@ -38,8 +38,8 @@ FOUND = {
     30_741: "a stop gave back a message as often as it had been delivered",
     70_012: "a question of one row was taken for a slow one, and a small log emptied for each batch",
     20_001_296: "due timers in the hands of requests were asked for again and again without a pause",
-    20_003_142: "as 20001296, in both lanes",
-    20_013_179: "the disk failed in one lane, and the other published its confirmed timers again",
+    20_003_142: "as 20001296, with two batches at once",
+    20_013_179: "the disk failed for one batch, and another published its confirmed timers again",
     20_013_663: "as 20013179, with one timer",
 }
 """Seeds that once broke an invariant, and why; some were mended in the service, some in the model."""

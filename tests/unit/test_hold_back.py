@@ -294,7 +294,7 @@ def test_the_pauses_of_everything_double_up_to_ten_seconds() -> None:
     assert pauses == [0.5, 1, 2, 4, 8, 10, 10, 10]
 
 
-def test_of_two_lanes_that_the_stream_refuses_one_counts() -> None:
+def test_a_refusal_during_the_pause_of_the_stream_does_not_make_it_longer() -> None:
     hold_back = HoldBack()
     record(hold_back, *many(1, STREAM_REFUSED))
 
