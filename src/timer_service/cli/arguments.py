@@ -15,7 +15,7 @@ STORE_URL = "sqlite:///path or postgresql://…"
 
 def add_timer_arguments(parser: argparse.ArgumentParser) -> None:
     """Let a command name one timer."""
-    parser.add_argument("--tenant", required=True)
+    parser.add_argument("--tenant", required=True, help="the timer's owner")
     parser.add_argument("--id", required=True, help="the timer's id")
     add_client_arguments(parser)
 

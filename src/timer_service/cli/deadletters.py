@@ -28,7 +28,9 @@ def add_commands(commands: Commands) -> None:
 
     parser = actions.add_parser("list", help="list the newest letters")
     parser.add_argument("--tenant", help="only this tenant's")
-    parser.add_argument("--since", type=duration, default="24h", metavar="DURATION", help="(%(default)s)")
+    parser.add_argument(
+        "--since", type=duration, default="24h", metavar="DURATION", help="how far back (%(default)s)"
+    )
     parser.add_argument("--limit", type=count, default=20, metavar="N", help="at most N (%(default)s)")
     add_client_arguments(parser)
     parser.set_defaults(handler=list_letters)

@@ -28,11 +28,15 @@ from timer_service.printable import printable, printable_json
 def add_commands(commands: Commands) -> None:
     """Add what schedules, cancels and shows timers."""
     parser = commands.add_parser("schedule", help="schedule or move a timer")
-    parser.add_argument("--tenant", required=True)
+    parser.add_argument("--tenant", required=True, help="the timer's owner")
     parser.add_argument("--id", help="the timer's id (a new UUIDv7 if left out)")
     when = parser.add_mutually_exclusive_group(required=True)
-    when.add_argument("--in", dest="after", type=duration, metavar="DURATION", help="such as 10s or 1h30m")
-    when.add_argument("--at", type=moment, metavar="TIME", help="such as 2026-12-01T09:00:00+01:00")
+    when.add_argument(
+        "--in", dest="after", type=duration, metavar="DURATION", help="due in this long, such as 10s or 1h30m"
+    )
+    when.add_argument(
+        "--at", type=moment, metavar="TIME", help="due at this time, such as 2026-12-01T09:00:00+01:00"
+    )
     parser.add_argument("--correlation-id", help="passed on to the event")
     add_client_arguments(parser)
     parser.set_defaults(handler=schedule)
@@ -52,11 +56,12 @@ def add_commands(commands: Commands) -> None:
     parser.set_defaults(handler=get)
 
     parser = commands.add_parser("list", help="list a tenant's timers by due time")
-    parser.add_argument("--tenant", required=True)
-    parser.add_argument("--state", choices=["Scheduled", "Reached", "Cancelled"])
-    parser.add_argument("--correlation-id")
-    parser.add_argument("--due-from", type=moment, metavar="TIME", help="inclusive")
-    parser.add_argument("--due-before", type=moment, metavar="TIME", help="exclusive")
+    parser.add_argument("--tenant", required=True, help="the timers' owner")
+    states = ["Scheduled", "Reached", "Cancelled"]
+    parser.add_argument("--state", choices=states, help="only timers in this state")
+    parser.add_argument("--correlation-id", help="only timers with this correlation id")
+    parser.add_argument("--due-from", type=moment, metavar="TIME", help="only timers due then or later")
+    parser.add_argument("--due-before", type=moment, metavar="TIME", help="only timers due earlier")
     parser.add_argument("--limit", type=count, default=50, metavar="N", help="at most N (%(default)s)")
     add_client_arguments(parser)
     parser.set_defaults(handler=list_timers)
