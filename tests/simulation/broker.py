@@ -147,6 +147,8 @@ class BrokerFaults:
     forbidden_tenants: set[str] = field(default_factory=set)
     jetstream_away: bool = False
     """The server runs, but its streams do not answer yet."""
+    commands_silent: bool = False
+    """The command stream takes and delivers messages, but answers no question about itself."""
     slow_s: float = 0.0
     """The network takes up to so many seconds longer."""
 
@@ -270,6 +272,8 @@ class Broker:
 
     def _asked(self, link: "Link", message: Message) -> None:
         """Tell how many messages there are, and on which subjects; or find the next message of one."""
+        if self.faults.commands_silent:
+            return
         if self.faults.jetstream_away:
             link.down(_status(message.reply, "503", ""))
             return

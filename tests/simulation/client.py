@@ -153,19 +153,21 @@ class SimulatedClient:
     async def request(self, subject: str, payload: bytes = b"", timeout: float = 5) -> Msg:
         """Ask the broker for a stream, which is all that is asked for in this way."""
         name = subject.removeprefix("$JS.API.STREAM.INFO.")
-        answer = await self.ask(lambda broker: _described(broker.stream_info(name)), timeout)
+        answer = await self.ask(lambda broker: _described(broker.stream_info(name)), timeout, name)
         return Msg(self, subject, "", answer)  # type: ignore[arg-type]
 
     def jetstream(self, timeout: float = 5, **_: Any) -> "_JetStream":
         return _JetStream(self, timeout)
 
-    async def ask(self, question: Callable[[Broker], Any], timeout_s: float) -> Any:
-        """Have something asked at the broker and wait for the answer."""
+    async def ask(self, question: Callable[[Broker], Any], timeout_s: float, about: str = "") -> Any:
+        """Have something asked at the broker, or about a stream, and wait for the answer."""
         link = self._open_link()
         broker = self._nats.broker
         answer = asyncio.get_running_loop().create_future()
 
         def work() -> None:
+            if broker.faults.commands_silent and about == COMMANDS:
+                return
             result = _AWAY if broker.faults.jetstream_away else question(broker)
             link.back(lambda: _settle(answer, result))
 
@@ -293,7 +295,7 @@ class _JetStream:
         self._timeout_s = timeout_s
 
     async def stream_info(self, name: str) -> StreamInfo:
-        found = await self._client.ask(lambda broker: _info(broker.stream_info(name)), self._timeout_s)
+        found = await self._client.ask(lambda broker: _info(broker.stream_info(name)), self._timeout_s, name)
         if found is None:
             raise NotFoundError(code=404, err_code=10059, description="stream not found")
         assert isinstance(found, StreamInfo)

@@ -174,6 +174,14 @@ STORIES: dict[str, Plan] = {
         ends_at=1.8,
         settled_at_least_s=2.5,
     ),
+    "a command stream that answers no question for long": _plan(
+        _schedule(0.2, "acme", "order-1", 2.0, 1),
+        _schedule(0.2, "acme", "order-2", 68.5, 2),
+        _schedule(0.2, "globex", "order-1", 74.0, 3),
+        faults=[Fault(1.0, "commands silent", 70.0)],
+        ends_at=75.0,
+        crash_from_s=68.0,
+    ),
     "an event stream that is full for a while": _plan(
         _schedule(0.15, "acme", "order-1", 0.2, 1),
         _schedule(0.16, "globex", "order-1", 0.22, 2),
@@ -356,7 +364,6 @@ NEVER_WAITS = {
     ("adapters/sqlite/questions.py", "self._lent()"): "takes a connection that is free",
     ("adapters/sqlite/write_ahead_log.py", "self._questions.held_back()"): "only where somebody asks",
     ("service/run.py", "self._watch.observe()"): "the same",
-    ("service/fire.py", "self._source.backlog({})"): "only where the command stream alone is away",
     ("adapters/retrying.py", "self._store.count(now)"): "the same",
     ("adapters/retrying.py", "async with AsyncExitStack()"): "what it leaves waits by itself",
     ("bootstrap.py", "_http(settings"): "the simulation has no HTTP",

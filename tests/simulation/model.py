@@ -139,6 +139,8 @@ class Surroundings:
     catch_up_s: float = 30.0
     """For so long a due timer waits for what its tenant sent before."""
     last_freeze_end: float = -1e9
+    silent_since: float | None = None
+    """Since when the command stream tells nobody what waits in it."""
 
 
 class Model:
@@ -339,8 +341,15 @@ class Model:
         ]
         due_at = now - (self.around.wall_ms() - due_ms) / 1000
         waited_s = now - max(due_at, self._life_began[life])
-        if ignored and waited_s < self.around.catch_up_s / 2:
+        if waited_s >= self.around.catch_up_s / 2:
+            return
+        if ignored:
             self._violated("I8", f"{firing} was published, but {ignored} were stored before it was due")
+        silent_since = self.around.silent_since
+        if silent_since is not None and silent_since + self.around.slack_s < due_at:
+            self._violated(
+                "I8", f"{firing} was published, but nobody could say what waits since {silent_since}"
+            )
 
     def _check_punctual(self, firing: Firing, accepted_at: float, now: float) -> None:
         if firing in self._sends:

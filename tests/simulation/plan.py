@@ -23,6 +23,8 @@ CALLS = (
 )
 CROWDED = 8
 """One seed in so many has many tenants, a burst, large batches or questions that take their time."""
+SILENT = 16
+"""One seed in so many has a command stream that answers no question for a while."""
 HARMLESS = frozenset({"slow questions"})
 """Faults that must disturb nobody who does not ask."""
 SMALL_LOG_BYTES, LARGE_LOG_BYTES = 50_000, 64 * 1024 * 1024
@@ -131,6 +133,8 @@ class Plan:
             fault.at <= until and since <= self._recovered_at(fault)
             for fault in self.faults
             if fault.kind not in HARMLESS
+            # Nothing waits for a silent stream for much longer than the limit.
+            if fault.kind != "commands silent" or until - since < self.catch_up_s + RECOVERED_AFTER_S
         )
 
     @property
@@ -178,6 +182,8 @@ def make_plan(seed: int) -> Plan:
         _add_letter_fault(Random(f"letters-{seed}"), plan)
     if seed % CROWDED == 4:
         _add_crowd(Random(f"crowd-{seed}"), plan, lasts)
+    if seed % SILENT == 7:
+        _add_silence(Random(f"silence-{seed}"), plan)
     return plan
 
 
@@ -454,6 +460,15 @@ def _add_letter_fault(random: Random, plan: Plan) -> None:
     plan.faults.append(fault)
     plan.faults.sort(key=lambda fault: fault.at)
     plan.ends_at = max(plan.ends_at, fault.at + fault.lasts)
+
+
+def _add_silence(random: Random, plan: Plan) -> None:
+    """Let the command stream answer no question for a while."""
+    at = random.choice([sending.at for sending in plan.sendings] or [2.0])
+    lasts = random.choice((4.0, 15.0, 90.0))
+    plan.faults.append(Fault(at, "commands silent", lasts))
+    plan.faults.sort(key=lambda fault: fault.at)
+    plan.ends_at = max(plan.ends_at, at + lasts)
 
 
 def _crash(random: Random, at: float) -> Fault:

@@ -28,6 +28,7 @@ from timer_service.workflows import (
     hold_back,
     purge_timers,
     schedule_timers,
+    unanswered,
 )
 
 Change = Callable[[ExitStack], None]
@@ -285,6 +286,12 @@ PLANTED: dict[str, Callable[[], Change]] = {
         _as_imported(fire_due_timers, "publish_due_timers", by=fire),
     ),
     "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
+    "a silent command stream is waited for forever": lambda: rewritten(
+        unanswered.Unanswered, "note", ("if self._looks[0].counted > over:", "if True:")
+    ),
+    "a silent command stream counts as empty at once": lambda: rewritten(
+        fire_due_timers, "_who_waits", ("waits = catch_up.unanswered(now) if", "waits = Waits(now) if")
+    ),
     "whatever was stored at the look before counts as applied": lambda: rewritten(
         catch_up.CatchUp, "_passed", (" if f.sequence < oldest", "")
     ),

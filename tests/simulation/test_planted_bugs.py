@@ -44,6 +44,8 @@ CAUGHT_BY: dict[str, int | str] = {
     "a pull that is lost is waited for forever": "nothing, until a pull is lost",
     "an unconfirmed event counts as confirmed": "a broker that loses streams, consumer and permissions",
     "fire without asking what waits": 2,
+    "a silent command stream is waited for forever": "a command stream that answers no question for long",
+    "a silent command stream counts as empty at once": "a command stream that answers no question for long",
     "whatever was stored at the look before counts as applied": 19,
     "sleep without regard to the poll interval": 2,
     "a request is answered before the commit": "calls that meet each other, commands and firings",

@@ -385,6 +385,16 @@ class World:
 
         return undo
 
+    def _silence(self, fault: Fault) -> Callable[[], None]:
+        self.model.around.silent_since = self.loop.time()
+        undo = self._broker_fault(commands_silent=True)
+
+        def answer() -> None:
+            self.model.around.silent_since = None
+            undo()
+
+        return answer
+
     def _disk_fault(self, **values: Any) -> Callable[[], None]:
         self._set(self.disk.faults, values)
         return lambda: self._set(self.disk.faults, {name: type(value)() for name, value in values.items()})
@@ -438,6 +448,7 @@ class World:
         ),
         "lost statuses": lambda self, fault: self._broker_fault(lost_statuses=True),
         "jetstream away": lambda self, fault: self._broker_fault(jetstream_away=True),
+        "commands silent": _silence,
         "slow network": lambda self, fault: self._broker_fault(slow_s=fault.size),
         "events full": lambda self, fault: self._broker_fault(events_full=True),
         "forbidden": lambda self, fault: self._broker_fault(forbidden_tenants={"acme"}),
