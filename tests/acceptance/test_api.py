@@ -226,7 +226,7 @@ async def test_a_reply_goes_to_inboxes_only(world: World) -> None:
 
     await world.client.publish(f"{world.prefix}.api.acme.get", b'{"serviceCallId": "a"}', reply=target)
     await world.client.flush()
-    service.wait_for_log("call.ignored")
+    service.wait_for_log("request.ignored")
     await ask(world, "list")
 
     assert (await world.jetstream.stream_info(world.commands_stream)).state.last_seq == 0

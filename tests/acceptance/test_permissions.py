@@ -462,7 +462,7 @@ async def test_no_answer_of_the_api_lands_on_a_subject_that_is_no_inbox(one_acco
         )
         await acme.settle()
         one_account.service.wait_for_log(
-            "call.ignored", where=lambda line: line["reply"] == "timer.commands.globex.ScheduleTimer"
+            "request.ignored", where=lambda line: line["reply"] == "timer.commands.globex.ScheduleTimer"
         )
         after = (await jetstream.stream_info("TIMER_COMMANDS")).state.last_seq
 

@@ -77,7 +77,7 @@ async def test_due_timers_wait_for_the_limit_and_it_is_said_once(world: World) -
     assert [event["payload"]["serviceCallId"] for event in events] == ["order-1", "order-2"]
     assert all(_waited(event) >= LIMIT for event in events), events
     assert [line["level"] for line in service.events("command_stream.given_up")] == ["warning"]
-    assert "the command stream does not answer" in report["warnings"]["commands"]
+    assert "the command stream does not answer" in report["warnings"]["command stream"]
 
 
 async def test_once_it_answers_again_a_cancel_that_was_in_time_counts(world: World) -> None:

@@ -13,6 +13,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 from structlog.testing import capture_logs
 
 from tests.support.broker import NatsServer
@@ -277,7 +278,7 @@ async def test_replies_go_to_inboxes_only(line: Line, prefix: str) -> None:
 
     assert line.timers.served == ["acme"]
     assert elsewhere.pending_msgs == 0
-    assert [entry["event"] for entry in logs] == ["call.ignored"]
+    assert [entry["event"] for entry in logs] == ["request.ignored"]
 
 
 async def test_one_tenant_never_has_all_places_and_another_does_not_wait_behind_it(line: Line) -> None:
@@ -413,6 +414,38 @@ async def test_one_timer_that_does_not_fit_is_said_clearly(shared_broker: NatsSe
         for answer in (await line.ask("list", limit=1), await line.ask("get", serviceCallId="a" * 255)):
             assert code(answer) == "500"
             assert "max_payload is 256" in (answer.headers or {})["Nats-Service-Error"]
+
+
+class MuteClient(TolerantClient):
+    """A client that fails to send answers, each time in another way."""
+
+    def __init__(self, *failures: Exception) -> None:
+        super().__init__()
+        self.failures = list(failures)
+
+    async def publish(self, subject: str, *args: Any, **options: Any) -> None:
+        if subject.startswith("_INBOX") and self.failures:
+            raise self.failures.pop(0)
+        await super().publish(subject, *args, **options)
+
+
+async def test_an_answer_that_cannot_be_sent_ends_nothing(shared_broker: NatsServer, prefix: str) -> None:
+    timers = FakeTimers()
+    timers.open.set()
+    served_by = MuteClient(NatsError("gone"), OSError("gone"), RuntimeError("nobody expects it"))
+    with capture_logs() as logs:
+        async with serving(shared_broker, prefix, timers, served_by) as line:
+            for _ in range(3):
+                await line.client.publish(
+                    f"{prefix}.api.acme.get", b'{"serviceCallId": "order-1"}', reply="_INBOX.mute"
+                )
+            async with asyncio.timeout(PATIENCE_S):
+                while timers.outcomes["lost"] < 3:
+                    await asyncio.sleep(0.01)
+            answer = await line.ask()
+
+    assert code(answer) == "ok"
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["request.failed"]
 
 
 async def test_every_instance_answers_an_operator(shared_broker: NatsServer, prefix: str) -> None:

@@ -597,7 +597,7 @@ class World:
         if self.verbose:
             told = {name: value for name, value in fields.items() if name != "exc_info"}
             self.tally.story.append(f"{self.loop.time():.6f}     log {event} {told}")
-        if event == "call.failed":
+        if event == "request.failed":
             self.violated("I0", f"an internal error in a call: {fields} {traceback.format_exc()}")
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -23,7 +23,9 @@ def test_a_reply_that_is_no_inbox_is_told_with_the_first_of_each_spell() -> None
         for now_s in MOMENTS:
             notes.ignored(now_s, "get", "timer.events.acme", f"{now_s}")
 
-    assert [(line["event"], line["subject"]) for line in log] == [("call.ignored", f"{at}") for at in FIRST]
+    assert [(line["event"], line["subject"]) for line in log] == [
+        ("request.ignored", f"{at}") for at in FIRST
+    ]
 
 
 def test_an_error_that_nobody_has_thought_of_is_told_with_the_first_of_each_spell_and_endpoint() -> None:
@@ -35,7 +37,7 @@ def test_an_error_that_nobody_has_thought_of_is_told_with_the_first_of_each_spel
                 notes.crashed(now_s, endpoint)
 
     assert [(line["event"], line["endpoint"]) for line in log] == [
-        ("call.failed", endpoint) for _ in FIRST for endpoint in ("get", "list")
+        ("request.failed", endpoint) for _ in FIRST for endpoint in ("get", "list")
     ]
 
 

@@ -94,7 +94,7 @@ async def test_it_is_said_once_and_so_is_that_it_answers_again() -> None:
         {"event": "command_stream.given_up", "log_level": "warning", "timers": 1},
         {"event": "command_stream.recovered", "log_level": "info"},
     ]
-    assert list(warnings) == ["commands"]
+    assert list(warnings) == ["command stream"]
     assert warnings_after == {}
     # What comes due once it answers waits for nothing.
     assert rig.fired()[-1] == ["order-3"]

@@ -100,7 +100,7 @@ class Firing:
     def warnings(self) -> dict[str, str]:
         """What works, but not as it should."""
         warning = self._catch_up.warning
-        return {} if warning is None else {"commands": warning}
+        return {} if warning is None else {"command stream": warning}
 
     @property
     def problem(self) -> str | None:

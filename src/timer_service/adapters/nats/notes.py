@@ -101,12 +101,12 @@ class RequestNotes:
     def ignored(self, now_s: float, endpoint: str, reply: str, subject: str) -> None:
         """Record a request whose answer would go where it must not."""
         if self._is_news("ignored", now_s):
-            log.warning("call.ignored", endpoint=endpoint, reply=reply, subject=subject)
+            log.warning("request.ignored", endpoint=endpoint, reply=reply, subject=subject)
 
     def crashed(self, now_s: float, endpoint: str) -> None:
         """Record an error that nobody has thought of, with its traceback."""
         if self._is_news(f"crashed {endpoint}", now_s):
-            log.exception("call.failed", endpoint=endpoint)  # noqa: LOG004 - inside the caller's handler
+            log.exception("request.failed", endpoint=endpoint)  # noqa: LOG004 - inside the caller's handler
 
     def _is_news(self, key: str, now_s: float) -> bool:
         """Count one more; return whether it is the first, or the first after a quiet time."""
