@@ -253,3 +253,54 @@ async def test_a_command_stream_that_falls_silent_is_said_and_stops_no_event(
 
     assert (problem, [result.outcome for result in results]) == (None, [Published.CONFIRMED])
     assert len(made) == 1
+
+
+class _SlowToDie(TolerantClient):
+    """A client whose end is told once more, later: as on a dead socket that the system gives up at last."""
+
+    async def connect(self, *args: Any, **options: Any) -> None:
+        self.tell_its_end = options["closed_cb"]
+        await super().connect(*args, **options)
+
+
+class _Attached:
+    """A part beside commands, events and letters."""
+
+    def __init__(self) -> None:
+        self.client: TolerantClient | None = None
+
+    async def start(self, client: TolerantClient) -> None:
+        self.client = client
+
+    def lost(self) -> None:
+        self.client = None
+
+
+async def test_the_late_end_of_an_earlier_connection_harms_no_part_of_the_present_one(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    made: list[_SlowToDie] = []
+    part = _Attached()
+
+    def make_client() -> TolerantClient:
+        made.append(_SlowToDie())
+        return made[-1]
+
+    async def connected() -> bool:
+        return len(made) == 2 and part.client is made[1] and bus.source.problem is None
+
+    bus = new_bus(shared_broker.url, prefix, NatsMeans(session=SessionMeans(make_client=make_client)))
+    bus.attach(part)
+    async with bus.running():
+        await until_connected(bus)
+        await made[0].close()
+        await until(connected, "the bus to be connected again")
+        with capture_logs() as log:
+            await made[0].tell_its_end()
+            await asyncio.sleep(0)
+            results = await bus.sink.publish([reached("order-1", 0)])
+            at_work = part.client
+
+    assert at_work is made[1]
+    assert [result.outcome for result in results] == [Published.CONFIRMED]
+    assert "broker.unavailable" not in [line["event"] for line in log]

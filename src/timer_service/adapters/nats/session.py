@@ -130,6 +130,9 @@ class Session:
         self._complaints = Complaints(means.elapsed_s)
         self._complaint: str | None = None
         self._client: TolerantClient | None = None
+        """The connection, once all parts work on it."""
+        self._newest: TolerantClient | None = None
+        """The connection that was made last, whatever has become of it."""
         self._stopping = False
 
     @property
@@ -162,6 +165,7 @@ class Session:
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()
+            self._newest = client
             try:
                 await self._serve(client)
             except (NatsError, OSError) as error:
@@ -248,6 +252,8 @@ class Session:
         return Backoff(self._chance, FIRST_RETRY_S, MAX_RETRY_S)
 
     async def _on_closed(self) -> None:
+        if self._newest is not None and not self._newest.is_closed:
+            return  # The end of an earlier one, whose dead socket took its time: it was replaced long ago.
         if self._client is not None:
             self._outage.begin("the connection was lost")
         self._lose()
