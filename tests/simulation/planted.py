@@ -253,7 +253,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ('b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()', 'b"-NAK"'),
     ),
     "a pause without an end": lambda: rewritten(
-        hold_back, "_holds", ("now < pause.until <= now + 3 * LONGEST_PAUSE", "True")
+        hold_back, "_holds", ("now < pause.until <= now + 3 * MAX_PAUSE", "True")
     ),
     "a stream that takes nothing is never tried again": lambda: rewritten(
         hold_back.HoldBack,

@@ -9,8 +9,8 @@ from timer_service.ports.command_source import Backlog
 from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.catch_up import (
     FIRST_PAUSE,
-    LONGEST_PAUSE,
-    MOST_ASKED,
+    MAX_ASKED,
+    MAX_PAUSE,
     RECENT_FENCES,
     CatchUp,
     CatchUpChange,
@@ -153,12 +153,12 @@ def test_what_was_told_of_the_oldest_command_stays_true() -> None:
 
 def test_more_tenants_than_a_look_asks_about_take_their_turn() -> None:
     desk = Desk()
-    tenants = [TenantId(f"tenant-{number}") for number in range(MOST_ASKED + 1)]
+    tenants = [TenantId(f"tenant-{number}") for number in range(MAX_ASKED + 1)]
     desk.look(5, backlog(*tenants), *(timer(1, tenant) for tenant in tenants), limit=1_000)
 
     first, second = set(desk.catch_up.asks()), set(desk.catch_up.asks())
 
-    assert (len(first), len(second)) == (MOST_ASKED, MOST_ASKED)
+    assert (len(first), len(second)) == (MAX_ASKED, MAX_ASKED)
     assert first | second == set(tenants)
 
 
@@ -306,7 +306,7 @@ def test_looks_in_vain_come_less_and_less_often() -> None:
         pauses.append(_pause(desk, at(number)))
 
     assert pauses[:3] == [FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]
-    assert pauses[-1] == LONGEST_PAUSE
+    assert pauses[-1] == MAX_PAUSE
 
 
 def test_a_look_that_gets_on_is_soon_followed_by_another() -> None:

@@ -9,8 +9,8 @@ from timer_service.domain.messages import DueTimeReached, TenantId
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.workflows.hold_back import (
-    LONGEST_PAUSE,
     MAX_ENTRIES,
+    MAX_PAUSE,
     TENANT_FAILURES,
     HoldBack,
     HoldBackChange,
@@ -73,7 +73,7 @@ def test_pauses_double_up_to_ten_seconds() -> None:
         now_s += pauses[-1]
 
     assert pauses == [0.5, 1, 2, 4, 8, *[10] * 15]
-    assert LONGEST_PAUSE.total_seconds() == 10
+    assert MAX_PAUSE.total_seconds() == 10
 
 
 def test_a_timer_that_fails_again_is_no_news() -> None:
@@ -215,7 +215,7 @@ def fill(hold_back: HoldBack, names: Sequence[str], now_s: float = 0) -> HoldBac
     return record(hold_back, *answers, (reached("good"), CONFIRMED), now_s=now_s)
 
 
-def test_beyond_the_bound_everything_waits_for_the_longest_pause() -> None:
+def test_beyond_the_bound_everything_waits_for_the_max_pause() -> None:
     hold_back = HoldBack()
     fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES)])
     assert hold_back.everything_until(at(0)) is None
@@ -226,7 +226,7 @@ def test_beyond_the_bound_everything_waits_for_the_longest_pause() -> None:
         held=0, freed=0, stopped="more than 5000 timers and tenants cannot be published"
     )
     assert hold_back.problem == change.stopped
-    assert hold_back.everything_until(at(0.2)) == hold_back.ends_at(at(0.2)) == at(0.2) + LONGEST_PAUSE
+    assert hold_back.everything_until(at(0.2)) == hold_back.ends_at(at(0.2)) == at(0.2) + MAX_PAUSE
     assert hold_back.everything_until(at(10.2)) is None
     assert len(hold_back.at(at(0.2)).timers) == MAX_ENTRIES
 

@@ -18,7 +18,7 @@ from timer_service.ports.command_source import Refusal
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.testing import ManualClock
 
-ROOM_WAIT_S = 0.001
+ROOM_TIMEOUT_S = 0.001
 CONFIRMED = PublishResult(Published.CONFIRMED)
 FULL = PublishResult(Published.STREAM_REFUSED, "maximum bytes exceeded")
 
@@ -36,7 +36,7 @@ class Desk:
             ManualClock(),
             cast("Publisher", self),
             self.answer,
-            limits=LetterLimits(**{"max_queued": 1, "room_wait_s": ROOM_WAIT_S, **limits}),  # type: ignore[arg-type]
+            limits=LetterLimits(**{"max_queued": 1, "room_timeout_s": ROOM_TIMEOUT_S, **limits}),  # type: ignore[arg-type]
         )
 
     async def connect(self) -> None:
@@ -95,7 +95,7 @@ async def test_where_no_more_may_be_given_back_it_waits_for_the_writer_as_long_a
     timeout = asyncio.timeout
 
     def counted(seconds: float | None) -> asyncio.Timeout:
-        if seconds == ROOM_WAIT_S:
+        if seconds == ROOM_TIMEOUT_S:
             waits.append(None)
         return timeout(seconds)
 

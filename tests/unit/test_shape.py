@@ -1,6 +1,7 @@
 """The shape of the code: small modules, classes and functions, no private imports, nothing patched."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ REPEATED_LINES = 6
 
 TABLES: dict[str, str] = {}
 """Functions that may be longer, and why."""
+
+_OTHER_BOUND = re.compile(r"^_?(?:MOST|LEAST|LONGEST|SHORTEST|OLDEST|LARGEST)_|_(?:LIMIT|WAIT)(?:_M?S)?$")
+"""Other names for MAX_…, MIN_… and …_TIMEOUT_S."""
 
 PATCHED = {
     ("test_sqlite_store.py", "os.pwrite"): "a disk that is full",
@@ -63,6 +67,19 @@ def test_no_module_imports_a_private_name_of_another() -> None:
     ]
 
     assert private == []
+
+
+def test_bounds_are_named_alike() -> None:
+    names = {
+        f"{_name(path)}::{target.id}"
+        for path in _modules()
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and _OTHER_BOUND.search(target.id)
+    }
+
+    assert names == set()
 
 
 def test_no_passage_stands_twice() -> None:

@@ -19,8 +19,8 @@ from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.unanswered import Unanswered
 
 FIRST_PAUSE = timedelta(milliseconds=2)
-LONGEST_PAUSE = timedelta(milliseconds=500)
-MOST_ASKED = 200
+MAX_PAUSE = timedelta(milliseconds=500)
+MAX_ASKED = 200
 """Tenants that a look asks about by name; the others take their turn."""
 RECENT_FENCES = 16
 """Last looks that are remembered; of older ones one for each sixteenth of the limit."""
@@ -120,7 +120,7 @@ class CatchUp:
 
     def __init__(self, limit: timedelta) -> None:
         self._limit = limit
-        self._longest_pause = min(LONGEST_PAUSE, limit / 8)
+        self._max_pause = min(MAX_PAUSE, limit / 8)
         self._stream: str | None = None
         self._blocked: dict[TenantId, _Blocked] = {}
         self._given_up: dict[TenantId, int] = {}
@@ -143,9 +143,9 @@ class CatchUp:
 
     def ends_at(self, now: datetime) -> datetime | None:
         """Return when to look again because of those who wait."""
-        pause = min(FIRST_PAUSE * 2 ** min(self._vain_looks, 16), self._longest_pause)
+        pause = min(FIRST_PAUSE * 2 ** min(self._vain_looks, 16), self._max_pause)
         if self._stream_silence.ask_beside:
-            pause = self._longest_pause
+            pause = self._max_pause
         return now + pause if self._blocked or self._stream_silence.ask_beside else None
 
     @property
@@ -171,7 +171,7 @@ class CatchUp:
 
     def asks(self) -> dict[TenantId, int]:
         """Return the tenants to ask about by name, each with the sequence beyond which commands count."""
-        asked = list(islice(self._blocked, MOST_ASKED))
+        asked = list(islice(self._blocked, MAX_ASKED))
         for tenant_id in asked:
             self._blocked[tenant_id] = self._blocked.pop(tenant_id)
         return {tenant_id: self._given_up.get(tenant_id, 0) for tenant_id in asked}

@@ -10,7 +10,7 @@ from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import HeldBack
 
 FIRST_PAUSE = timedelta(milliseconds=500)
-LONGEST_PAUSE = timedelta(seconds=10)
+MAX_PAUSE = timedelta(seconds=10)
 FORGOTTEN_AFTER = timedelta(minutes=1)
 """What was not tried again for this long after its pause was cancelled, moved or fired by somebody else."""
 MAX_ENTRIES = 5_000
@@ -152,7 +152,7 @@ class HoldBack:
         if last is None and not self._make_room(now):
             # One that is not remembered would be tried again at once, so all have to wait.
             self._has_room = False
-            self._everything = _Pause(1, now + LONGEST_PAUSE)
+            self._everything = _Pause(1, now + MAX_PAUSE)
             return pause
         self._held += last is None
         self._pauses[key] = _Pause(attempts, now + pause)
@@ -179,10 +179,10 @@ class HoldBack:
 
 
 def _pause_after(attempts: int) -> timedelta:
-    pause: timedelta = min(FIRST_PAUSE * 2 ** min(attempts - 1, 16), LONGEST_PAUSE)
+    pause: timedelta = min(FIRST_PAUSE * 2 ** min(attempts - 1, 16), MAX_PAUSE)
     return pause
 
 
 def _holds(pause: _Pause, now: datetime) -> bool:
     # A pause that seems longer than the longest was set before the clock was stepped back.
-    return now < pause.until <= now + 3 * LONGEST_PAUSE
+    return now < pause.until <= now + 3 * MAX_PAUSE

@@ -25,7 +25,7 @@ from timer_service.ports.command_source import Refusal
 PULLS_AHEAD: Final = 2
 PULL_EXPIRES_S: Final = 5.0
 PULL_LOST_AFTER_S: Final = PULL_EXPIRES_S + 2.0
-PULL_MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_PULL_BYTES: Final = 4 * 1024 * 1024
 """Bounds memory when messages are large: a batch is bounded by messages and by bytes."""
 MAX_BUFFERED_BYTES: Final = 8 * 1024 * 1024
 
@@ -103,7 +103,7 @@ class Inbox:
         self._request = json.dumps(
             {
                 "batch": self._batch_size,
-                "max_bytes": max(PULL_MAX_BYTES, 2 * client.max_payload),
+                "max_bytes": max(MAX_PULL_BYTES, 2 * client.max_payload),
                 "expires": int(PULL_EXPIRES_S * 1_000_000_000),
             }
         ).encode()

@@ -39,7 +39,7 @@ FIRST_DELAY_S: Final = 1.0
 MAX_DELAY_S: Final = 60.0
 REMEMBERED_S: Final = 60.0
 """A parked message that has not come back this long after its delay went to another instance."""
-ROOM_WAIT_S: Final = 1.0
+ROOM_TIMEOUT_S: Final = 1.0
 LOOK_S: Final = 1.0
 LETTER_MARGIN_BYTES: Final = 1_024
 
@@ -57,7 +57,7 @@ class LetterLimits:
 
     max_queued: int = MAX_QUEUED
     max_parked: int = MAX_PARKED
-    room_wait_s: float = ROOM_WAIT_S
+    room_timeout_s: float = ROOM_TIMEOUT_S
     first_delay_s: float = FIRST_DELAY_S
     remembered_s: float = REMEMBERED_S
 
@@ -162,7 +162,7 @@ class Letters:
                 return False
             self._room.clear()
             try:
-                async with asyncio.timeout(self._limits.room_wait_s):
+                async with asyncio.timeout(self._limits.room_timeout_s):
                     await self._room.wait()
             except TimeoutError:
                 if may_give_back:

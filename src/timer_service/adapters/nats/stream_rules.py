@@ -9,8 +9,8 @@ from timer_client import wire
 
 MIN_DUPLICATE_WINDOW_S: Final = 30.0
 """A message without an answer is sent again within this time: 5 s of waiting, a reconnect and a back-off."""
-LARGEST_EVENT_BYTES: Final = 16_384
-LARGEST_LETTER_BYTES: Final = 8 * wire.MAX_LETTER_BODY_BYTES
+MAX_EVENT_BYTES: Final = 16_384
+MAX_LETTER_BYTES: Final = 8 * wire.MAX_LETTER_BODY_BYTES
 """A body whose every byte is escaped, and what stands around it."""
 
 
@@ -112,7 +112,7 @@ EVENTS: Final = (
         "is a work queue: an event goes to one consumer only, and is gone then",
     ),
     Rule(
-        _takes_less_than(LARGEST_EVENT_BYTES),
+        _takes_less_than(MAX_EVENT_BYTES),
         "takes messages of {max_msg_size} bytes at most: the timers of larger events never fire",
     ),
 )
@@ -129,7 +129,7 @@ LETTERS: Final = (
         loses_data=False,
     ),
     Rule(
-        _takes_less_than(LARGEST_LETTER_BYTES),
+        _takes_less_than(MAX_LETTER_BYTES),
         "takes messages of {max_msg_size} bytes at most: larger dead letters are never written",
         loses_data=False,
     ),

@@ -41,7 +41,7 @@ class WantedStream(NamedTuple):
     max_age_s: float | None = None
     discard: DiscardPolicy = DiscardPolicy.OLD
     duplicate_window_s: float = DUPLICATE_WINDOW_S
-    least_window_s: float = MIN_DUPLICATE_WINDOW_S
+    min_window_s: float = MIN_DUPLICATE_WINDOW_S
 
 
 class WantedStreams(NamedTuple):
@@ -80,7 +80,7 @@ def wanted_streams(options: NatsOptions, letters_repeated_within_s: float) -> Wa
             rules=stream_rules.LETTERS,
             max_age_s=LETTERS_KEPT_S,
             duplicate_window_s=LETTER_DUPLICATE_WINDOW_S,
-            least_window_s=min(letters_repeated_within_s, LETTER_DUPLICATE_WINDOW_S),
+            min_window_s=min(letters_repeated_within_s, LETTER_DUPLICATE_WINDOW_S),
         ),
         commands=WantedStream(
             name=names.commands,
@@ -99,7 +99,7 @@ async def ensure_stream(jetstream: JetStreamContext, wanted: WantedStream, repli
         info = await jetstream.stream_info(wanted.name)
     except NotFoundError:
         info = await jetstream.add_stream(_config(wanted, replicas))
-    findings = broken_promises(info.config, wanted.rules, wanted.subject, wanted.least_window_s)
+    findings = broken_promises(info.config, wanted.rules, wanted.subject, wanted.min_window_s)
     return FoundStream(wanted.name, info.config, list(findings))
 
 

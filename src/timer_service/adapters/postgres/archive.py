@@ -23,7 +23,7 @@ from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
 
 COPY_NAME: Final = f"{APPLICATION_NAME} copy"
-STEP_LIMIT_S: Final = 600.0
+STEP_TIMEOUT_S: Final = 600.0
 """For counting all timers and the like."""
 
 _OTHERS: Final = """
@@ -133,7 +133,7 @@ class PostgresArchive:
 
     async def end_copy(self) -> None:
         """Forget that: the copy is whole. Fresh statistics make for good plans from the start."""
-        await self._connection.execute("ANALYZE timer_schedules", timeout=STEP_LIMIT_S)
+        await self._connection.execute("ANALYZE timer_schedules", timeout=STEP_TIMEOUT_S)
         await self._connection.execute("DROP TABLE timer_copy")
 
     async def mark_moved(self, target: str) -> None:
@@ -155,4 +155,4 @@ class PostgresArchive:
         await self._connection.execute("TRUNCATE timer_schedules")
 
     async def _value(self, sql: str) -> Any:
-        return await self._connection.fetchval(sql, timeout=STEP_LIMIT_S)
+        return await self._connection.fetchval(sql, timeout=STEP_TIMEOUT_S)

@@ -10,13 +10,13 @@ from timer_service.adapters.postgres.connections import Connection
 
 LOCK_KEY: Final = 7_401_862_650_443_172_901
 """Of the advisory lock that one migrating instance holds, and in those of timers; nobody else takes it."""
-LOCK_WAIT_MS: Final = 60_000
-MIGRATION_LIMIT_S: Final = 3600.0
+LOCK_TIMEOUT_MS: Final = 60_000
+MIGRATION_TIMEOUT_S: Final = 3600.0
 
 # Ten instances may start at once: one migrates, nine wait here and then find nothing to do.
 _BEGIN: Final = f"""
 BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL lock_timeout = {LOCK_WAIT_MS};
+SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS};
 SET LOCAL statement_timeout = 0;
 SELECT pg_advisory_xact_lock({LOCK_KEY});
 """
@@ -41,11 +41,11 @@ async def migrate(connection: Connection, where: str, migrations: Sequence[Migra
     # A look without the lock first: if all is done, the user of the service needs no right to create.
     if not missing(migrations, await _version(connection), where):
         return
-    await connection.execute(_BEGIN, timeout=LOCK_WAIT_MS / 1000 + 10)
+    await connection.execute(_BEGIN, timeout=LOCK_TIMEOUT_MS / 1000 + 10)
     try:
         await connection.execute(CREATE_LEDGER)
         for migration in missing(migrations, await _version(connection), where):
-            await connection.execute(migration.sql, timeout=MIGRATION_LIMIT_S)
+            await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT_S)
             await connection.execute(_RECORD, migration.version, migration.name)
         await connection.execute("COMMIT")
     except BaseException:
