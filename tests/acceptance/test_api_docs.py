@@ -17,14 +17,16 @@ MOMENTS = ("registeredAt", "cancelledAt")
 """Fields that differ from run to run."""
 
 
-async def test_each_call_is_answered_as_shown(world: World) -> None:
+async def test_each_request_is_answered_as_shown(world: World) -> None:
     world.service(http_port=0).start_ready()
     blocks = marked_blocks(DOCUMENT)
-    subjects = [name.removeprefix("call: ") for name in blocks if name.startswith("call: ")]
+    subjects = [name.removeprefix("request: ") for name in blocks if name.startswith("request: ")]
 
     answers = {}
     for subject in subjects:
-        answer = await world.client.request(subject, blocks[f"call: {subject}"].encode(), timeout=PATIENCE_S)
+        answer = await world.client.request(
+            subject, blocks[f"request: {subject}"].encode(), timeout=PATIENCE_S
+        )
         answers[subject] = json.loads(answer.data)
 
     shown = {subject: json.loads(blocks[f"answer: {subject}"]) for subject in subjects}

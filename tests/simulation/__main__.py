@@ -119,7 +119,7 @@ def _counts(tally: Tally) -> dict[str, int]:
         "timers": tally.counts.timers,
         "commands": tally.counts.commands,
         "refused messages": tally.counts.refused,
-        "calls": tally.counts.calls,
+        "requests": tally.counts.requests,
         "events": tally.counts.fired,
         "events published again": tally.counts.published_again,
         "crashes": tally.crashes,

@@ -109,7 +109,7 @@ class Counts:
 
     commands: int = 0
     refused: int = 0
-    calls: int = 0
+    requests: int = 0
     definite_answers: int = 0
     fired: int = 0
     published_again: int = 0
@@ -186,7 +186,7 @@ class Model:
         self._wishes[subject, body] = wish
 
     def called(self, wish: Wish) -> Call:
-        self.counts.calls += 1
+        self.counts.requests += 1
         call = Call(wish, self.around.now())
         self._calls[wish.tenant, wish.call].append(call)
         return call

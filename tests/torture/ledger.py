@@ -154,7 +154,7 @@ class Ledger:
     def summary(self, found: Findings, **more: object) -> dict[str, object]:
         """Return the counts as they are shown and kept."""
         counts: dict[str, object] = {
-            "commands and calls attempted": found.attempted,
+            "commands and requests attempted": found.attempted,
             "accepted": found.accepted,
             "timers": len(self.orders),
             "fired": found.fired,

@@ -76,7 +76,7 @@ class _Table:
         "timer_batch_size", "Commands or timers per batch", "kind", buckets=SIZE_BUCKETS
     )
     requests: Histogram = _histogram(
-        "timer_call_duration_seconds",
+        "timer_request_duration_seconds",
         "Requests to the API by endpoint and outcome",
         "endpoint",
         "outcome",
