@@ -169,7 +169,7 @@ class Broker:
         self.consumer: Consumer | None = None
         self.links: list[Link] = []
         self.answers: dict[str, Callable[[Message], None]] = {}
-        """Where tenants wait for the answers to their calls."""
+        """Where tenants wait for the answers to their requests."""
         self._epoch_us = epoch_us
         self._wake: asyncio.TimerHandle | None = None
 
@@ -186,7 +186,7 @@ class Broker:
             self._deliver()
         return True
 
-    def call(self, message: Message) -> bool:
+    def request(self, message: Message) -> bool:
         """Send a request to whoever answers the subject; False where nobody does."""
         if not self.up:
             return False

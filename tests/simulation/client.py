@@ -288,7 +288,7 @@ class _Subscription:
 
 
 class _JetStream:
-    """The management calls that the service makes."""
+    """The management requests that the service makes."""
 
     def __init__(self, client: SimulatedClient, timeout_s: float) -> None:
         self._client = client

@@ -11,12 +11,12 @@ from tests.simulation.awaits import Place, all_places, places_of
 from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
 from tests.simulation.plan import (
-    Calling,
+    Asking,
     CrashPoint,
     Fault,
     Plan,
     Sending,
-    calling,
+    asking,
     hostile_message,
     iso,
     sendings,
@@ -36,9 +36,9 @@ def _cancel(at: float, tenant: str, call: str, number: int) -> list[Sending]:
     return sendings(Random(number), at, Wish("cancel", tenant, call), None, number)
 
 
-def _call(at: float, kind: str, tenant: str, call: str = "", due_s: float = 0.0) -> Calling:
+def _ask(at: float, kind: str, tenant: str, call: str = "", due_s: float = 0.0) -> Asking:
     due_ms = START_MS + round(due_s * 1000) if kind == "schedule" else 0
-    return calling(at, Wish(kind, tenant, call, due_ms), iso(due_ms) if due_ms else None)
+    return asking(at, Wish(kind, tenant, call, due_ms), iso(due_ms) if due_ms else None)
 
 
 def _plan(*sent: list[Sending], **values: object) -> Plan:
@@ -71,35 +71,35 @@ STORIES: dict[str, Plan] = {
         fresh_database=True,
         crash_from_s=0.0,
     ),
-    "calls that meet each other, commands and firings": _plan(
+    "requests that meet each other, commands and firings": _plan(
         _schedule(0.2, "acme", "order-1", 0.26, 1),
         _schedule(0.25, "acme", "order-2", 0.4, 2),
         _cancel(0.26, "acme", "order-1", 3),
-        callings=[
-            _call(0.2, "schedule", "acme", "order-3", 0.27),
-            _call(0.2, "schedule", "globex", "order-1", 0.3),
-            Calling(0.2, "timer.status", b"", None),
-            Calling(0.2, "timer.clock.accept", b"", None),
-            _call(0.21, "get", "acme", "order-1"),
-            _call(0.21, "get", "acme", "order-9"),
-            _call(0.21, "list", "acme"),
-            Calling(0.21, "timer.api.acme.cancel", b"no call", None),
-            _call(0.26, "cancel", "acme", "order-1"),
-            _call(0.265, "cancel", "acme", "order-3"),
-            _call(0.3, "cancel", "globex", "order-1"),
+        askings=[
+            _ask(0.2, "schedule", "acme", "order-3", 0.27),
+            _ask(0.2, "schedule", "globex", "order-1", 0.3),
+            Asking(0.2, "timer.status", b"", None),
+            Asking(0.2, "timer.clock.accept", b"", None),
+            _ask(0.21, "get", "acme", "order-1"),
+            _ask(0.21, "get", "acme", "order-9"),
+            _ask(0.21, "list", "acme"),
+            Asking(0.21, "timer.api.acme.cancel", b"no call", None),
+            _ask(0.26, "cancel", "acme", "order-1"),
+            _ask(0.265, "cancel", "acme", "order-3"),
+            _ask(0.3, "cancel", "globex", "order-1"),
         ],
     ),
     "two requests for one timer at once": _plan(
-        callings=[
-            _call(0.2, "schedule", "acme", "order-1", 5.0),
-            _call(0.2, "cancel", "acme", "order-1"),
-            _call(0.2, "schedule", "acme", "order-1", 0.4),
+        askings=[
+            _ask(0.2, "schedule", "acme", "order-1", 5.0),
+            _ask(0.2, "cancel", "acme", "order-1"),
+            _ask(0.2, "schedule", "acme", "order-1", 0.4),
         ],
     ),
     "due timers in the hands of requests": _plan(
         *(_schedule(2.5, "acme", f"order-{number}", 3.0, number) for number in (1, 2, 3)),
-        callings=[
-            _call(2.85 + turn / 25, "schedule", "acme", f"order-{number}", 3.5)
+        askings=[
+            _ask(2.85 + turn / 25, "schedule", "acme", f"order-{number}", 3.5)
             for turn in range(4)
             for number in (1, 2)
         ],
@@ -108,8 +108,8 @@ STORIES: dict[str, Plan] = {
         ends_at=3.3,
         crash_from_s=2.95,
     ),
-    "more calls than are worked on at once": _plan(
-        callings=[_call(0.2, "get", "acme", "order-1") for _ in range(70)],
+    "more requests than are worked on at once": _plan(
+        askings=[_ask(0.2, "get", "acme", "order-1") for _ in range(70)],
         ends_at=0.22,
         suspends=0.0,
         crash_from_s=0.2,
@@ -118,10 +118,10 @@ STORIES: dict[str, Plan] = {
         *(_schedule(0.2, "acme", f"order-{number}", 0.25, number) for number in range(10, 20)),
         _schedule(0.3, "acme", "order-2", 0.32, 2),
         _cancel(0.35, "acme", "order-3", 3),
-        callings=[
-            _call(0.22, "schedule", "acme", "order-4", 0.33),
-            _call(0.31, "schedule", "acme", "order-5", 0.33),
-            _call(0.36, "cancel", "acme", "order-6"),
+        askings=[
+            _ask(0.22, "schedule", "acme", "order-4", 0.33),
+            _ask(0.31, "schedule", "acme", "order-5", 0.33),
+            _ask(0.36, "cancel", "acme", "order-6"),
         ],
         faults=[
             Fault(0.205, "busy", 0.095, size=1.0),
@@ -138,13 +138,13 @@ STORIES: dict[str, Plan] = {
     ),
     "a disk that fails": _plan(
         _schedule(0.2, "acme", "order-1", 0.25, 1),
-        callings=[_call(0.24, "schedule", "acme", "order-2", 0.3)],
+        askings=[_ask(0.24, "schedule", "acme", "order-2", 0.3)],
         faults=[Fault(0.23, "io error", 0.2)],
     ),
     "a broker that goes": _plan(
         _schedule(0.15, "acme", "order-1", 0.2, 1),
         _schedule(0.17, "globex", "order-1", 0.62, 2),
-        callings=[_call(0.3, "schedule", "acme", "order-3", 0.5)],
+        askings=[_ask(0.3, "schedule", "acme", "order-3", 0.5)],
         # Its streams come back later than it does, whenever the service connects again.
         faults=[Fault(0.2, "outage", 0.3), Fault(0.45, "jetstream away", 0.4)],
         ends_at=1.0,
@@ -200,7 +200,7 @@ STORIES: dict[str, Plan] = {
         _schedule(0.1, "acme", "order-1", 0.12, 1),
         *(_schedule(0.25, "acme", f"order-{number}", 0.9, number) for number in range(2, 12)),
         _cancel(0.17, "acme", "order-3", 12),
-        callings=[_call(0.265, "schedule", "acme", "order-1", 0.3)],
+        askings=[_ask(0.265, "schedule", "acme", "order-1", 0.3)],
         faults=[
             Fault(0.2, "step", size=120.0),
             Fault(0.255, "stop", 0.03),
@@ -221,7 +221,7 @@ STORIES: dict[str, Plan] = {
         *(_schedule(0.3, "acme", f"order-{number}", 1.0 + number / 50, number) for number in range(1, 17)),
         _cancel(1.07, "acme", "order-2", 17),
         _schedule(1.11, "acme", "order-4", 1.25, 18),
-        callings=[_call(1.15, "cancel", "acme", "order-6")],
+        askings=[_ask(1.15, "cancel", "acme", "order-6")],
         faults=[Fault(1.5, "busy", 0.1, size=1.0)],
         batch_size=4,
         disk_latency_s=0.015,
@@ -230,7 +230,7 @@ STORIES: dict[str, Plan] = {
     ),
     "a request between an event and its mark": _plan(
         *(_schedule(0.15, "acme", f"order-{number}", 0.2, number) for number in (1, 2)),
-        callings=[_call(0.3, "cancel", "acme", "order-1"), _call(0.3, "schedule", "acme", "order-2", 0.7)],
+        askings=[_ask(0.3, "cancel", "acme", "order-1"), _ask(0.3, "schedule", "acme", "order-2", 0.7)],
         faults=[Fault(0.19, "late confirmations", 0.1, size=1.0)],
     ),
     "a clock that is behind at the start, and set right at the end": _plan(

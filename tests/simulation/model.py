@@ -43,7 +43,7 @@ class Wish:
     """What a message asks for, as its sender meant it."""
 
     kind: str
-    """`schedule`, `cancel` or `refused`; of a call also `get` or `list`."""
+    """`schedule`, `cancel` or `refused`; of a request also `get` or `list`."""
     tenant: str = ""
     call: str = ""
     due_ms: int = 0
@@ -77,7 +77,7 @@ class Version:
 
 
 @dataclass(slots=True)
-class Call:
+class Request:
     """A request with an answer that a tenant has sent."""
 
     wish: Wish
@@ -165,7 +165,7 @@ class Model:
         self._refused: dict[Position, tuple[str, bytes, Wish]] = {}
         self._letters: dict[Position, int] = defaultdict(int)
         self._lettered_at: dict[Position, float] = {}
-        self._calls: dict[Key, list[Call]] = defaultdict(list)
+        self._requests: dict[Key, list[Request]] = defaultdict(list)
         self._sends: dict[Firing, _Send] = {}
         self._awaited: dict[str, _Send] = {}
         self._unmarked: dict[Firing, _Send] = {}
@@ -185,11 +185,11 @@ class Model:
         """Know what a message means before it is sent."""
         self._wishes[subject, body] = wish
 
-    def called(self, wish: Wish) -> Call:
+    def requested(self, wish: Wish) -> Request:
         self.counts.requests += 1
-        call = Call(wish, self.around.now())
-        self._calls[wish.tenant, wish.call].append(call)
-        return call
+        request = Request(wish, self.around.now())
+        self._requests[wish.tenant, wish.call].append(request)
+        return request
 
     # What the broker sees.
 
@@ -491,7 +491,7 @@ class Model:
             assert before.due_ms is not None
             if (*key, before.generation, before.due_ms) not in self.fired:
                 self._violated("I1", f"{key} was marked as reached, but no event of it is stored")
-        elif not self._explained_by_commands(key, before, after) and not self._explained_by_call(
+        elif not self._explained_by_commands(key, before, after) and not self._explained_by_request(
             key, before, after
         ):
             self._violated("I4", f"nothing explains the change of {key} from {before} to {after}")
@@ -514,16 +514,16 @@ class Model:
             reachable |= {row for row in applied if row.generation <= after.generation}
         return after in reachable and after != before
 
-    def _explained_by_call(self, key: Key, before: Row | None, after: Row) -> bool:
+    def _explained_by_request(self, key: Key, before: Row | None, after: Row) -> bool:
         older = before is not None and after.position < before.position
         if older or after.position > self._newest:
             return False
         now = self.around.now()
         return any(
-            _applied(before, call.wish, after.position, is_call=True) == after
-            for call in self._calls[key]
-            if call.wish.kind in ("schedule", "cancel")
-            if call.answered_at is None or call.answered_at >= now
+            _applied(before, request.wish, after.position, is_request=True) == after
+            for request in self._requests[key]
+            if request.wish.kind in ("schedule", "cancel")
+            if request.answered_at is None or request.answered_at >= now
         )
 
     def _removed(self, key: Key) -> None:
@@ -538,34 +538,36 @@ class Model:
 
     # What callers are told.
 
-    def answered(self, call: Call, error_code: str | None, body: bytes) -> None:
+    def answered(self, request: Request, error_code: str | None, body: bytes) -> None:
         """Check a definite answer against what was committed between question and answer."""
-        call.answered_at = self.around.now()
-        key = (call.wish.tenant, call.wish.call)
-        since = self._versions_since(key, call.sent_at)
+        request.answered_at = self.around.now()
+        key = (request.wish.tenant, request.wish.call)
+        since = self._versions_since(key, request.sent_at)
         if error_code is not None:
-            missing = call.wish.kind == "get" and error_code == "404" and self._was_missing(key, call.sent_at)
+            missing = (
+                request.wish.kind == "get" and error_code == "404" and self._was_missing(key, request.sent_at)
+            )
             if error_code != "503" and not missing:
-                self._violated("I4", f"a valid call was answered with {error_code}: {call}")
+                self._violated("I4", f"a valid request was answered with {error_code}: {request}")
             return
         self.counts.definite_answers += 1
         answer = json.loads(body)
-        if call.wish.kind == "list":
-            self._check_list(call, answer["timers"])
+        if request.wish.kind == "list":
+            self._check_list(request, answer["timers"])
             return
-        self._check_shown(key, answer["timer"], call.sent_at)
-        if call.wish.kind == "get":
+        self._check_shown(key, answer["timer"], request.sent_at)
+        if request.wish.kind == "get":
             return
         outcome = answer["outcome"]
-        if not self._outcome_holds(call.wish, outcome, since):
-            self._violated("I1", f"{call} was answered with {outcome}, but since then it was {since}")
+        if not self._outcome_holds(request.wish, outcome, since):
+            self._violated("I1", f"{request} was answered with {outcome}, but since then it was {since}")
         if outcome == "cancelled":
             cancelled = frozenset(
                 (*key, row.generation, row.due_ms or 0)
                 for row in since
                 if row.state == CANCELLED and not self._came_too_late(key, row)
             )
-            self._cancels.append(_ConfirmedCancel(cancelled, call.answered_at))
+            self._cancels.append(_ConfirmedCancel(cancelled, request.answered_at))
 
     def _came_too_late(self, key: Key, row: Row) -> bool:
         """A cancel through the stream promises nothing of an event that was on its way before it."""
@@ -587,20 +589,20 @@ class Model:
         if (timer["tenantId"], timer["serviceCallId"]) != key:
             self._violated("I5", f"the answer about {key} tells of {timer}")
         if shown not in [(row.state, row.due_ms, row.generation, row.correlation) for row in rows]:
-            self._violated("I4", f"{key} was said to be {shown}, but since the call it was {rows}")
+            self._violated("I4", f"{key} was said to be {shown}, but since the request it was {rows}")
 
-    def _check_list(self, call: Call, timers: list[dict[str, Any]]) -> None:
+    def _check_list(self, request: Request, timers: list[dict[str, Any]]) -> None:
         order = [(timer["dueAt"], timer["serviceCallId"]) for timer in timers]
         if order != sorted(order):
             self._violated("I4", f"a list is not in order: {order}")
         for timer in timers:
-            self._check_shown((call.wish.tenant, timer["serviceCallId"]), timer, call.sent_at)
+            self._check_shown((request.wish.tenant, timer["serviceCallId"]), timer, request.sent_at)
         listed = {timer["serviceCallId"] for timer in timers}
         for (tenant, name), versions in self.history.items():
-            if tenant != call.wish.tenant or name in listed or not versions or len(timers) >= LIST_LIMIT:
+            if tenant != request.wish.tenant or name in listed or not versions or len(timers) >= LIST_LIMIT:
                 continue
             last = versions[-1]
-            if last.since < call.sent_at and last.row is not None and last.row.due_ms is not None:
+            if last.since < request.sent_at and last.row is not None and last.row.due_ms is not None:
                 self._violated("I4", f"{tenant}/{name} is missing in the list: {listed}")
 
     def _was_missing(self, key: Key, since: float) -> bool:
@@ -649,7 +651,7 @@ class Model:
         self.around.violated(invariant, text)
 
 
-def _applied(row: Row | None, wish: Wish, position: Position, *, is_call: bool = False) -> Row:
+def _applied(row: Row | None, wish: Wish, position: Position, *, is_request: bool = False) -> Row:
     """Return a row after a command: the table in section 2 of the contract, last write wins for each part."""
     if row is None:
         if wish.kind == "schedule":
@@ -658,10 +660,10 @@ def _applied(row: Row | None, wish: Wish, position: Position, *, is_call: bool =
         return Row(CANCELLED, None, 0, None, position, None, None)
 
     def wins_over(other: Position | None) -> bool:
-        return other is None or position > other or (is_call and position == other)
+        return other is None or position > other or (is_request and position == other)
 
     newest = wins_over(row.position)
-    if row.state == REACHED or (is_call and not newest):
+    if row.state == REACHED or (is_request and not newest):
         return row
     if wish.kind == "cancel":
         return replace(row, state=CANCELLED, position=position) if newest else row

@@ -50,7 +50,7 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
+class Asking:
     """A request that a tenant sends and waits for."""
 
     at: float
@@ -90,7 +90,7 @@ class Plan:
 
     seed: int
     sendings: list[Sending] = field(default_factory=list)
-    callings: list[Calling] = field(default_factory=list)
+    askings: list[Asking] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     ends_at: float = 0.0
     """From here on nobody sends anything and nothing goes wrong."""
@@ -120,12 +120,12 @@ class Plan:
 
     @property
     def punctual_s(self) -> float:
-        """How late a timer may be while nothing is wrong: a few batches and all calls in a row."""
+        """How late a timer may be while nothing is wrong: a few batches and all requests in a row."""
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
         batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
         if self.log_limit_bytes == SMALL_LOG_BYTES and any(f.kind == "slow questions" for f in self.faults):
             batch_s += LOG_PATIENCE_S
-        return 0.2 + batches * batch_s + len(self.callings) * 8 * self.disk_latency_s
+        return 0.2 + batches * batch_s + len(self.askings) * 8 * self.disk_latency_s
 
     def is_disturbed(self, since: float, until: float) -> bool:
         """Tell whether a fault, or what it leaves behind, falls between two moments."""
@@ -202,12 +202,12 @@ def _add_crowd(random: Random, plan: Plan, lasts: float) -> None:
         plan.log_limit_bytes = Random(f"log-{plan.seed}").choice((SMALL_LOG_BYTES, LARGE_LOG_BYTES))
         for _ in range(random.randint(1, 10)):
             wish = Wish("list", random.choice(tenants))
-            plan.callings.append(calling(at + random.random(), wish, None))
+            plan.askings.append(asking(at + random.random(), wish, None))
         plan.ends_at = max(plan.ends_at, at + 3.0)
 
 
 class _Workload:
-    """Commands and calls over a small set of timers, so that they meet."""
+    """Commands and requests over a small set of timers, so that they meet."""
 
     def __init__(self, random: Random, plan: Plan, lasts: float) -> None:
         self.random = random
@@ -255,7 +255,7 @@ class _Workload:
             return
         asks = chance() < self.asking
         if asks and chance() < 0.3:
-            self.plan.callings.append(self._question(at, tenant, call))
+            self.plan.askings.append(self._question(at, tenant, call))
             return
         if chance() < self.cancelling and not soon:
             wish = Wish("cancel", tenant, call)
@@ -268,20 +268,20 @@ class _Workload:
             wish = Wish("schedule", tenant, call, due_ms, correlation)
             due_text = time_text(self.random, due_us)
         if asks:
-            self.plan.callings.append(calling(at, wish, due_text))
+            self.plan.askings.append(asking(at, wish, due_text))
         else:
             self.plan.sendings.extend(sendings(self.random, at, wish, due_text, self.number))
 
-    def _question(self, at: float, tenant: str, call: str) -> Calling:
+    def _question(self, at: float, tenant: str, call: str) -> Asking:
         match self.random.randrange(6):
             case 0:
-                return Calling(at, "timer.status", b"", None)
+                return Asking(at, "timer.status", b"", None)
             case 1:
                 kind = self.random.choice(("schedule", "cancel", "get", "list"))
                 body = self.random.choice((b"{", b"[]", b'{"serviceCallId": 1}', b'{"limit": -1}', b"\xff"))
-                return Calling(at, f"timer.api.{tenant}.{kind}", body, None)
+                return Asking(at, f"timer.api.{tenant}.{kind}", body, None)
             case _:
-                return calling(at, Wish(self.random.choice(("get", "list")), tenant, call), None)
+                return asking(at, Wish(self.random.choice(("get", "list")), tenant, call), None)
 
     def _due_us(self, at: float, tenant: str, call: str, *, soon: bool) -> int:
         """Return a due time in microseconds since 1970."""
@@ -306,13 +306,13 @@ class _Workload:
                 return sent_us + random.randrange(int(self.lasts * 1_000_000))
 
 
-def calling(at: float, wish: Wish, due_text: str | None) -> Calling:
+def asking(at: float, wish: Wish, due_text: str | None) -> Asking:
     request: dict[str, Any] = {} if wish.kind == "list" else {"serviceCallId": wish.call}
     if due_text is not None:
         request["dueAt"] = due_text
         if wish.correlation is not None:
             request["correlationId"] = wish.correlation
-    return Calling(at, f"timer.api.{wish.tenant}.{wish.kind}", json.dumps(request).encode(), wish)
+    return Asking(at, f"timer.api.{wish.tenant}.{wish.kind}", json.dumps(request).encode(), wish)
 
 
 def sendings(random: Random, at: float, wish: Wish, due_text: str | None, number: int) -> list[Sending]:

@@ -48,7 +48,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "a silent command stream counts as empty at once": "a command stream that answers no question for long",
     "whatever was stored at the look before counts as applied": 19,
     "sleep without regard to the poll interval": 2,
-    "a request is answered before the commit": "calls that meet each other, commands and firings",
+    "a request is answered before the commit": "requests that meet each other, commands and firings",
     "a request changes a timer that is being fired": "a request between an event and its mark",
     "two requests for one timer share a transaction": "two requests for one timer at once",
 }

@@ -25,10 +25,10 @@ def test_every_invariant_holds_whatever_a_seed_chooses(shop: Workshop, first: in
 
 
 FOUND = {
-    37: "every timer that was ever called left an entry in memory",
-    522: "calls for a due timer kept it from firing until they gave up",
+    37: "every timer that was ever asked about left an entry in memory",
+    522: "requests for a due timer kept it from firing until they gave up",
     1706: "a cancel through the stream came too late, and a call found the timer cancelled",
-    1793: "as 522, with three calls",
+    1793: "as 522, with three requests",
     3385: "as 522, with a slow disk",
     4072: "a timer was purged, and scheduled anew with the same due time",
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",

@@ -18,8 +18,8 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import START_MS, WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, BusyLoop, Lively, VirtualLoop
-from tests.simulation.model import READ_ROWS, Call, Counts, Model, Surroundings, Wish
-from tests.simulation.plan import Calling, Fault, Plan, Sending, calling, iso, make_plan
+from tests.simulation.model import READ_ROWS, Counts, Model, Request, Surroundings, Wish
+from tests.simulation.plan import Asking, Fault, Plan, Sending, asking, iso, make_plan
 from tests.simulation.process import Process, build_template, logs_heard, settings
 from timer_service.domain.errors import CriticalError
 
@@ -109,7 +109,7 @@ class World:
         self.polls = 0
         self.polled_at: list[float] = []
         self._lives = 0
-        self._calls = 0
+        self._requests = 0
         self._hash = hashlib.blake2b(digest_size=16)
         self._finished: asyncio.Future[None] | None = None
         self._down_for: float | None = None
@@ -150,8 +150,8 @@ class World:
         self.loop.world_at(plan.crash_from_s, self._count_steps)
         for sending in plan.sendings:
             self.loop.world_at(sending.at, self.send, sending)
-        for question in plan.callings:
-            self.loop.world_at(question.at, self.call, question)
+        for question in plan.askings:
+            self.loop.world_at(question.at, self.ask, question)
         for fault in plan.faults:
             self.loop.world_at(fault.at, self.begin, fault)
         self.loop.world_at(plan.ends_at + 0.001, self._calm_down)
@@ -296,25 +296,25 @@ class World:
         if self._unsent:
             self._send_again_in(min(2 * pause, MAX_RETRY_S))
 
-    def call(self, asked: Calling) -> None:
-        self._calls += 1
-        inbox = f"{TENANTS_INBOX}{self._calls}"
-        number = self._calls
-        call = None if asked.wish is None else self.model.called(asked.wish)
-        self.broker.answers[inbox] = lambda answer: self._answered(number, call, answer)
-        self.note(f"call {number}: {asked.subject} {asked.body!r}")
-        if not self.broker.call(Message(asked.subject, asked.body, inbox)):
-            self.note(f"call {number}: nobody answers")
+    def ask(self, asked: Asking) -> None:
+        self._requests += 1
+        inbox = f"{TENANTS_INBOX}{self._requests}"
+        number = self._requests
+        request = None if asked.wish is None else self.model.requested(asked.wish)
+        self.broker.answers[inbox] = lambda answer: self._answered(number, request, answer)
+        self.note(f"request {number}: {asked.subject} {asked.body!r}")
+        if not self.broker.request(Message(asked.subject, asked.body, inbox)):
+            self.note(f"request {number}: nobody answers")
 
-    def _answered(self, number: int, call: Call | None, answer: Message) -> None:
+    def _answered(self, number: int, request: Request | None, answer: Message) -> None:
         code = (answer.headers or {}).get("Nats-Service-Error-Code")
-        if call is None:
-            self.note(f"call {number}: answered {code}")
+        if request is None:
+            self.note(f"request {number}: answered {code}")
             return
-        self.note(f"call {number}: answered {code or answer.data.decode()[:40]}")
+        self.note(f"request {number}: answered {code or answer.data.decode()[:40]}")
         if code == "500" and self.disk.failed_for_good:
             code = "503"  # The last words of a process whose disk failed.
-        self.model.answered(call, code, answer.data)
+        self.model.answered(request, code, answer.data)
 
     # What goes wrong.
 
@@ -501,7 +501,7 @@ class World:
         self.broker.answers[inbox] = lambda answer: self.note(
             f"operator: the clock is accepted, {answer.data!r}"
         )
-        if not self.broker.call(Message("timer.clock.accept", b"{}", inbox)):
+        if not self.broker.request(Message("timer.clock.accept", b"{}", inbox)):
             self.loop.world_at(self.loop.time() + 2.0, self._accept_clock)
 
     def _check_settled(self) -> None:
@@ -540,10 +540,10 @@ class World:
         now = self.loop.time()
         # One before it, for what is noticed only when it is needed, such as a stream that is gone.
         first = Wish("schedule", "acme", "before-the-probe", START_MS)
-        self.call(calling(now, first, iso(first.due_ms)))
+        self.ask(asking(now, first, iso(first.due_ms)))
         wish = Wish("schedule", "acme", "probe", START_MS + int((now + PROBE_S) * 1000))
         text = iso(wish.due_ms)
-        self.call(calling(now, wish, text))
+        self.ask(asking(now, wish, text))
         self.polls, steps = 0, self.loop.steps
         self.loop.world_at(now + PROBE_S + PUNCTUAL_S, self._check_probe, wish)
         self.loop.world_at(now + IDLE_S, self._check_idle, steps)
@@ -598,7 +598,7 @@ class World:
             told = {name: value for name, value in fields.items() if name != "exc_info"}
             self.tally.story.append(f"{self.loop.time():.6f}     log {event} {told}")
         if event == "request.failed":
-            self.violated("I0", f"an internal error in a call: {fields} {traceback.format_exc()}")
+            self.violated("I0", f"an internal error in a request: {fields} {traceback.format_exc()}")
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         process_is_dead = self.process is None
