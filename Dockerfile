@@ -42,7 +42,7 @@ VOLUME /data
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 
-# /livez, not /readyz: a broker that is away is no reason to restart.
+# /livez, not /readyz: the container is not restarted because the broker is away.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as http; http.urlopen(f'http://127.0.0.1:{os.environ[\"TIMER_HTTP_PORT\"]}/livez', timeout=4)"]
 

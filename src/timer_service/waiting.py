@@ -10,6 +10,9 @@ from typing import Any, Final, TypeVar
 
 from timer_service.domain.errors import CriticalError
 
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
+"""Between two tries of a store that fails."""
 CANCEL_AGAIN_S: Final = 2.0
 """Now and then a library swallows a cancellation: after this long it is repeated."""
 
@@ -19,7 +22,9 @@ T = TypeVar("T")
 class Backoff:
     """Growing waits, each with jitter, so that many instances do not return in step."""
 
-    def __init__(self, chance: Callable[[], float], first_s: float, max_s: float) -> None:
+    def __init__(
+        self, chance: Callable[[], float], first_s: float = FIRST_BACKOFF_S, max_s: float = MAX_BACKOFF_S
+    ) -> None:
         self._chance = chance
         self._first_s = self._seconds = first_s
         self._max_s = max_s

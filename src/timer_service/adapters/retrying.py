@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -24,9 +24,6 @@ from timer_service.ports.timer_store import (
     TimerStore,
 )
 from timer_service.waiting import Backoff
-
-FIRST_BACKOFF_S: Final = 0.05
-MAX_BACKOFF_S: Final = 1.0
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -112,7 +109,7 @@ class RetryingStore:
 
     async def retry(self, operation: str, step: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the first try that works."""
-        backoff = Backoff(self._chance, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        backoff = Backoff(self._chance)
         while True:
             started = time.perf_counter()
             try:

@@ -15,8 +15,6 @@ from timer_service.workflows.fire_due_timers import FireReport, next_look, publi
 from timer_service.workflows.hold_back import HoldBack
 from timer_service.workflows.schedule_timers import ScheduleReport
 
-FIRST_BACKOFF_S: Final = 0.05
-MAX_BACKOFF_S: Final = 1.0
 LOOK_AGAIN_S: Final = 0.02
 """The pause before another look if timers are due and none of them could be claimed."""
 MIN_UNMARKED: Final = 2
@@ -82,7 +80,7 @@ class Firing:
         self._source = around.source
         self._sink = around.sink
         self._clock = around.clock
-        self._backoff = Backoff(around.chance, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        self._backoff = Backoff(around.chance)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
         self._metrics = around.metrics

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from timer_client import wire
-from timer_client.subjects import Subjects
+from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters import codec
 from timer_service.domain.errors import BusUnavailable, CommandRefused
 from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
@@ -166,7 +166,7 @@ class _MemoryBatch:
         bus = self._bus
         letter = codec.encode_dead_letter(
             refusal,
-            stream="TIMER_COMMANDS",
+            stream=StreamNames.of(bus.subjects.prefix).commands,
             received_at=bus.clock.now(),
             body=message.body,
             max_bytes=MAX_LETTER_BYTES,

@@ -221,9 +221,9 @@ class CatchUp:
         """Learn from a claim who has due timers that wait."""
         backlog = waits.backlog
         if waits.up_to is not None:
-            anew = bool(claimed) and not self._stream_silence.is_given_up
+            newly = bool(claimed) and not self._stream_silence.is_given_up
             self._stream_silence.is_given_up |= bool(claimed)
-            return CatchUpChange(let_go=len(claimed), stream_given_up=anew)
+            return CatchUpChange(let_go=len(claimed), stream_given_up=newly)
         if backlog is None:
             return CatchUpChange(stream_recovered=waits.stream_recovered)
         seen = {timer.tenant_id for timer in claimed}
@@ -250,7 +250,7 @@ class CatchUp:
         for tenant_id in [t for t in self._given_up if not backlog.concerns(t)]:
             del self._given_up[tenant_id]
         tenants = sorted({timer.tenant_id for timer in let_go})
-        anew = tuple(tenant_id for tenant_id in tenants if tenant_id not in self._given_up)
+        newly = tuple(tenant_id for tenant_id in tenants if tenant_id not in self._given_up)
         # What stays although newer commands were handled since is stuck: it no longer holds anything up. What
         # nobody has come to yet is waited for again by each timer.
         stuck = min(expired_sequence, backlog.handled_sequence)
@@ -259,7 +259,7 @@ class CatchUp:
         return CatchUpChange(
             waiting=len(self._blocked),
             let_go=len(let_go),
-            given_up=anew,
+            given_up=newly,
             recovered=were_given_up and not self._given_up,
         )
 

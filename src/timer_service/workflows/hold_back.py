@@ -107,9 +107,9 @@ class HoldBack:
         )
 
     def _learn_of_the_stream(self, results: Sequence[PublishResult], now: datetime) -> None:
-        """Pause everything while the stream takes nothing: that is no timer's fault.
+        """Pause everything while the stream takes nothing: no timer is to blame.
 
-        If nothing is due any more, there is nothing to wait for either.
+        If nothing is due anymore, there is nothing to wait for either.
         """
         refused = next((r.detail for r in results if r.outcome is Published.STREAM_REFUSED), None)
         if refused is not None:
@@ -159,7 +159,7 @@ class HoldBack:
         return pause
 
     def _make_room(self, now: datetime) -> bool:
-        """Forget what nobody has tried for long, the oldest first, and tell whether there is room."""
+        """Forget what nobody has tried for long, the oldest first, and return whether there is room."""
         while len(self._pauses) >= self._max_entries:
             oldest, pause = next(iter(self._pauses.items()))
             if now < pause.until + FORGOTTEN_AFTER:

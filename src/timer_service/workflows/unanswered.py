@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 MAX_COUNTED = timedelta(seconds=6)
-"""So much of the time between two looks counts at most; a question alone may take five seconds."""
+"""At most this much of the time between two looks counts; a question alone may take five seconds."""
 MOMENTS = 32
-"""So many looks are remembered for each TIMER_CATCH_UP."""
+"""How many looks are remembered per TIMER_CATCH_UP."""
 
 
 class _Look(NamedTuple):

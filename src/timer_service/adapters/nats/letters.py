@@ -201,7 +201,7 @@ class Letters:
         self._forget_before(now)
         words: list[tuple[Incoming, bytes]] = []
         for message, result in failed:
-            # An outage, or a writer that has not come round yet, is no reason to drop anything.
+            # Nothing is dropped because of an outage, or of a writer that has not come round yet.
             if result is not _NO_ROOM and result.outcome is not Published.DISCONNECTED:
                 self._note_trouble(result)
             if self._trouble is not None and len(self._parked) >= self._limits.max_parked:

@@ -54,10 +54,10 @@ class Hints:
     @asynccontextmanager
     async def telling(self) -> AsyncIterator[None]:
         """Send what is announced until the context is left; the polls find what was not sent by then."""
-        async with _running(self._tell_for_ever()):
+        async with _running(self._keep_telling()):
             yield
 
-    async def _tell_for_ever(self) -> None:
+    async def _keep_telling(self) -> None:
         while True:
             await self._has_untold.wait()
             self._has_untold.clear()
@@ -70,10 +70,10 @@ class Hints:
     @asynccontextmanager
     async def listen(self, callback: Callable[[datetime], None]) -> AsyncIterator[None]:
         """Call back with every due time that any instance announces, until the context is left."""
-        async with _running(self._listen_for_ever(callback)):
+        async with _running(self._keep_listening(callback)):
             yield
 
-    async def _listen_for_ever(self, callback: Callable[[datetime], None]) -> None:
+    async def _keep_listening(self, callback: Callable[[datetime], None]) -> None:
         while True:
             # Whatever is wrong with the database, those who cannot do without it will say so.
             with suppress(TimerServiceError), translated(self._address.shown):

@@ -68,7 +68,7 @@ async def open_postgres_store(
             answers.be_durable()
         hints = Hints(address, answers, now, limits.reconnect_pause_s)
         store = PostgresTimerStore(work, answers, hints, now, limits)
-        with suppress(TransientError):  # A busy server is no reason not to start; it is measured again.
+        with suppress(TransientError):  # Start even if the server is busy: it is measured again.
             await store.measure_skew()
         async with hints.telling():
             yield store
