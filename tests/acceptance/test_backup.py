@@ -217,7 +217,7 @@ def _back_up(world: World, target: Path) -> dict[str, Any]:
 
 
 async def _database(path: Path, timers: int = 0) -> None:
-    """Make a database as the service does, with so many pending timers."""
+    """Make a database as the service does, with this many pending timers."""
     commands = [
         ScheduleTimer(
             TenantId("acme"),

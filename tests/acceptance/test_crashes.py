@@ -33,7 +33,7 @@ def _write_lock(world: World) -> Iterator[None]:
 
 
 def _spread(count: int, first_s: float, last_s: float) -> dict[str, datetime]:
-    """Return so many timers, due one after the other between two moments."""
+    """Return this many timers, due one after the other between two moments."""
     step = (last_s - first_s) / count
     return {f"order-{number:04}": in_seconds(first_s + number * step) for number in range(count)}
 

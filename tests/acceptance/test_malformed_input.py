@@ -444,7 +444,7 @@ async def mute_world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def delivered_again(world: World, times: int) -> None:
-    """Wait until the broker has delivered so many messages a second time."""
+    """Wait until the broker has delivered this many messages a second time."""
 
     async def often_enough() -> bool:
         info = await world.jetstream.consumer_info(world.commands_stream, "timer-service")
@@ -487,7 +487,7 @@ async def test_memory_does_not_grow_with_the_number_of_large_bodies(world: World
     bodies = [b"\xff" * 900_000, b"x" * 900_000, b"\x01" * 900_000]
 
     async def peak_with(count: int) -> int:
-        """Start on so many waiting messages, work them off, and return the peak of memory in MiB."""
+        """Start on this many waiting messages, work them off, and return the peak of memory in MiB."""
         assert service.terminate() == 0
         for number in range(count):
             await world.send_raw(f"{world.prefix}.commands.acme.ScheduleTimer", bodies[number % len(bodies)])

@@ -676,7 +676,7 @@ async def _try_all(user: User, publications: list[str], subscriptions: list[str]
 
 
 async def _is_answered(user: User, subject: str) -> bool:
-    """Tell whether anybody answers, other than the broker that this account has no JetStream."""
+    """Return whether anybody answers, other than the broker that this account has no JetStream."""
     try:
         answer = await user.connection.request(subject, b"{}", timeout=PATIENCE_S)
     except nats.errors.NoRespondersError:

@@ -140,7 +140,7 @@ async def prepare_within(connection: Any, due_at: datetime, count: int) -> None:
 
 
 async def wait_for_locks(world: World, url: str, count: int) -> None:
-    """Wait until an instance holds so many timers."""
+    """Wait until an instance holds this many timers."""
     free = "SELECT count(*) FROM (SELECT FROM timer_schedules FOR UPDATE SKIP LOCKED) AS free"
     all_of_them = "SELECT count(*) FROM timer_schedules"
 
@@ -159,7 +159,7 @@ async def wait_for_states(world: World, url: str, **expected: int) -> None:
 
 
 def instances(world: World, url: str, count: int, **settings: object) -> list[TimerServiceProcess]:
-    """Start so many instances; the first alone, so that it makes the streams."""
+    """Start this many instances; the first alone, so that it makes the streams."""
     defaults = {"store_url": url, "batch_size": BATCH}
     started = [world.service(**{**defaults, **settings}) for _ in range(count)]
     for instance in started:

@@ -1,4 +1,4 @@
-"""Old commands that come late, and streams and consumers that are made anew."""
+"""Old commands that come late, and streams and consumers that are made again."""
 
 import contextlib
 from datetime import UTC, datetime
@@ -48,12 +48,12 @@ async def _fire_marker(world: World) -> list[str]:
 
 
 async def _wait_for_new_stream(world: World, name: str, old: datetime | None) -> None:
-    async def made_anew() -> bool:
+    async def made_again() -> bool:
         with contextlib.suppress(NatsError):
             return (await world.jetstream.stream_info(name)).created != old
         return False
 
-    await world.until(made_anew, f"{name} to be made anew")
+    await world.until(made_again, f"{name} to be made again")
 
 
 # Old commands delivered again
@@ -168,11 +168,11 @@ async def test_an_old_command_delivered_after_the_timer_was_reached_changes_noth
     assert fired == ["order-1", "marker"]
 
 
-# Streams and consumers made anew
+# Streams and consumers made again
 
 
 @pytest.mark.parametrize("who", ["service", "operator"])
-async def test_newer_commands_count_after_the_command_stream_was_made_anew_under_a_running_service(
+async def test_newer_commands_count_after_the_command_stream_was_made_again_under_a_running_service(
     world: World, who: str
 ) -> None:
     service = world.service().start_ready()
@@ -204,7 +204,7 @@ async def test_newer_commands_count_after_the_command_stream_was_made_anew_under
 
 
 @pytest.mark.parametrize("who", ["service", "operator"])
-async def test_newer_commands_count_after_the_command_stream_was_made_anew_under_a_stopped_service(
+async def test_newer_commands_count_after_the_command_stream_was_made_again_under_a_stopped_service(
     world: World, who: str
 ) -> None:
     service = world.service().start_ready()
@@ -249,7 +249,7 @@ async def test_a_command_of_the_new_stream_is_not_lost_to_an_acknowledgement_of_
     assert kept == {f"new-{number}" for number in range(20)}
 
 
-async def test_a_deleted_consumer_is_made_anew_and_misses_no_command(world: World) -> None:
+async def test_a_deleted_consumer_is_made_again_and_misses_no_command(world: World) -> None:
     service = world.service().start_ready()
     await world.schedule("acme", "order-1", in_seconds(FAR))
     await world.wait_for_row("acme", "order-1", state="Scheduled")
@@ -265,7 +265,7 @@ async def test_a_deleted_consumer_is_made_anew_and_misses_no_command(world: Worl
     assert service.is_running
 
 
-async def test_a_deleted_event_stream_is_made_anew_and_timers_fire_into_it(world: World) -> None:
+async def test_a_deleted_event_stream_is_made_again_and_timers_fire_into_it(world: World) -> None:
     service = world.service().start_ready()
     await world.schedule("acme", "before", LONG_AGO)
     await world.wait_for_row("acme", "before", state="Reached")
@@ -284,7 +284,7 @@ async def test_a_deleted_event_stream_is_made_anew_and_timers_fire_into_it(world
     assert service.is_running
 
 
-async def test_streams_and_consumer_lost_while_the_service_is_stopped_are_made_anew(world: World) -> None:
+async def test_streams_and_consumer_lost_while_the_service_is_stopped_are_made_again(world: World) -> None:
     service = world.service().start_ready()
     await world.schedule("acme", "order-1", in_seconds(FAR))
     await world.wait_for_row("acme", "order-1", state="Scheduled")

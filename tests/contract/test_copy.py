@@ -100,7 +100,7 @@ BATCH_SIZE = 10
 async def copy(
     source: str, target: str, *, restart: bool = False, stop_after: int | None = None
 ) -> CopyReport:
-    """Copy; where asked to, fail once so many timers are copied."""
+    """Copy; where asked to, fail once this many timers are copied."""
 
     def progress(what: str, done: int, _: int) -> None:
         if stop_after is not None and what == "copying" and done >= stop_after:

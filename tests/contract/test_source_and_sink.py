@@ -42,7 +42,7 @@ async def receive(line: Line) -> CommandBatch:
 
 
 async def receive_commands(line: Line, count: int) -> list[CommandBatch]:
-    """Receive batches until they hold so many commands together."""
+    """Receive batches until they hold this many commands together."""
     batches: list[CommandBatch] = []
     while sum(len(batch.commands) for batch in batches) < count:
         batches.append(await receive(line))

@@ -67,7 +67,7 @@ async def listed(store: TimerStore, query: TimerQuery) -> list[str]:
 
 
 def backlog(count: int, *, tenant: str = ACME, first_due_s: float = -1000, number: int = 1) -> list[Command]:
-    """Return so many schedules of one tenant, a millisecond apart, all due."""
+    """Return this many schedules of one tenant, a millisecond apart, all due."""
     return [
         schedule(f"{tenant}-{n:05}", first_due_s + n / 1000, tenant=tenant, number=number + n)
         for n in range(count)
@@ -1146,11 +1146,11 @@ async def test_a_purge_is_bounded_and_takes_the_oldest_first(store: TimerStore) 
 
 
 async def test_a_purge_never_deletes_a_scheduled_timer(store: TimerStore) -> None:
-    await keep(store, schedule("overdue", -9999, number=1), schedule("anew", 0, number=2))
-    await store.apply([cancel("anew", number=3), schedule("anew", 0, number=4)], NOW)
+    await keep(store, schedule("overdue", -9999, number=1), schedule("again", 0, number=2))
+    await store.apply([cancel("again", number=3), schedule("again", 0, number=4)], NOW)
 
     assert await store.purge(at(99_999), 100) == 0
-    assert await survivors(store) == ["anew", "overdue"]
+    assert await survivors(store) == ["again", "overdue"]
 
 
 async def test_a_purge_of_an_empty_store_deletes_nothing(store: TimerStore) -> None:

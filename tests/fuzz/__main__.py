@@ -13,7 +13,7 @@ from tests.fuzz.targets import TARGETS
 from tests.support.guarantees import record
 
 STORED_SHARE = 100
-"""One input in so many goes through to a database: each takes as long as a hundred that are only read."""
+"""One input in this many goes through to a database: each takes as long as a hundred that are only read."""
 
 
 def main() -> int:

@@ -63,7 +63,7 @@ async def opened(url: str, now: datetime = START, **options: Any) -> AsyncIterat
 
 @asynccontextmanager
 async def group(url: str, count: int, **options: Any) -> AsyncIterator[list[PostgresTimerStore]]:
-    """Open so many instances on one database."""
+    """Open this many instances on one database."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(opened(url, **options)) for _ in range(count)]
 
@@ -100,7 +100,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 async def until_waiting(url: str, count: int = 1) -> None:
-    """Wait until so many sessions of this test wait for a row that another has locked."""
+    """Wait until this many sessions of this test wait for a row that another has locked."""
 
     async def waiting() -> bool:
         [(found,)] = await query(
@@ -128,7 +128,7 @@ async def claimed_names(store: TimerStore, now_s: float = 0, limit: int = 100) -
 
 
 def due(count: int, *, tenant: str = ACME) -> list[Command]:
-    """Return so many schedules that are due, oldest first."""
+    """Return this many schedules that are due, oldest first."""
     return [schedule(f"order-{n:03}", n / 1000 - 10, tenant=tenant, number=n + 1) for n in range(count)]
 
 
@@ -648,7 +648,7 @@ async def test_a_timer_that_was_moved_while_it_is_fired_is_open_to_calls_only_af
     assert after == [Outcome.CANCELLED]
 
 
-async def test_a_timer_that_is_due_by_the_database_is_due_for_every_call(clock: DatabaseClock) -> None:
+async def test_a_timer_that_is_due_by_the_database_is_due_for_every_request(clock: DatabaseClock) -> None:
     async with opened(clock.url) as store:
         await store.apply([schedule("order-1", 0, number=1)], at(-10))
 

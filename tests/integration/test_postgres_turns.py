@@ -58,7 +58,7 @@ async def fire(
 async def fire_all(
     store: PostgresTimerStore, limit: int = 5, held_back: HeldBack = NOTHING_HELD_BACK, most: int = 200
 ) -> list[list[str]]:
-    """Fire until no more is said to be due, within so many looks."""
+    """Fire until no more is said to be due, within this many looks."""
     batches = []
     for _ in range(most):
         tenants, more = await fire(store, limit, held_back)

@@ -61,7 +61,7 @@ def fill(
 async def a_store(
     empty: Path, path: Path, limits: SqliteLimits, **more: int
 ) -> AsyncIterator[SqliteTimerStore]:
-    """Open a store with a backlog of one tenant, one timer of another, and so many others of a kind."""
+    """Open a store with a backlog of one tenant, one timer of another, and this many others of a kind."""
     shutil.copyfile(empty, path)
     fill(path, 3 * LIMIT, tenant="acme", due_s=LONG_AGO_S, apart_s=1)
     fill(path, 1, tenant="globex", due_s=LONG_AGO_S + 10_000_000)

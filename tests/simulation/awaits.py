@@ -83,7 +83,7 @@ def all_places() -> dict[Place, str]:
 
 
 def _sets_a_limit(node: ast.AST) -> bool:
-    """Tell whether it is an `async with asyncio.timeout(…)`: entering and leaving it never waits."""
+    """Return whether it is an `async with asyncio.timeout(…)`: entering and leaving it never waits."""
     return isinstance(node, ast.AsyncWith) and all(
         ast.unparse(item.context_expr).startswith("asyncio.timeout(") for item in node.items
     )

@@ -150,7 +150,7 @@ class BrokerFaults:
     commands_silent: bool = False
     """The command stream takes and delivers messages, but answers no question about itself."""
     slow_s: float = 0.0
-    """The network takes up to so many seconds longer."""
+    """The network takes up to this many seconds longer."""
 
 
 class Broker:
@@ -207,7 +207,7 @@ class Broker:
             self.consumer.pulls.clear()
 
     def start(self) -> None:
-        """Come back with everything that was stored; unacknowledged messages wait anew."""
+        """Come back with everything that was stored; unacknowledged messages wait again."""
         self.up = True
         for stream in self.streams.values():
             stream.recover()
@@ -566,7 +566,7 @@ def _status(inbox: str, status: str, description: str) -> Message:
 
 
 def matches(pattern: Sequence[str], subject: Sequence[str]) -> bool:
-    """Tell whether a subject falls under a pattern with `*` and `>`."""
+    """Return whether a subject falls under a pattern with `*` and `>`."""
     for index, word in enumerate(pattern):
         if word == ">":
             return len(subject) > index

@@ -29,13 +29,13 @@ class DiskFaults:
     full: bool = False
     read_busy: float = 0.0
     lost_answers: int = 0
-    """So many commits will work and be reported as failed."""
+    """This many commits will work and be reported as failed."""
     io_errors: int = 0
-    """So many commits will fail for good."""
+    """This many commits will fail for good."""
     slow: float = 0.0
-    """Operations take up to so many seconds longer."""
+    """Operations take up to this many seconds longer."""
     slow_questions: float = 0.0
-    """What only answers a question takes up to so many seconds longer."""
+    """What only answers a question takes up to this many seconds longer."""
 
 
 class Disk:

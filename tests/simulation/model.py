@@ -33,7 +33,7 @@ LETTERS_REMEMBERED_S = 3600.0
 MOST_ASKED_FOR_AT_ONCE = 3
 """So often one life may ask for a message again without a pause: where it stops or has to learn."""
 LIST_LIMIT = 100
-"""So many timers a list holds where nobody asks for another number."""
+"""This many timers a list holds where nobody asks for another number."""
 
 SCHEDULED, REACHED, CANCELLED = "Scheduled", "Reached", "Cancelled"
 
@@ -393,7 +393,7 @@ class Model:
                 self._check_unmarked()
 
     def _is_known(self, send: _Send) -> bool:
-        """Tell whether the service must have learned that its event was confirmed."""
+        """Return whether the service must have learned that its event was confirmed."""
         confirmed_at = send.confirmed_at
         known = confirmed_at is not None and confirmed_at - send.at < CONFIRM_LIMIT_S
         forbidden = self._forbidden_at.get(send.firing[0].lower(), -1e9) > send.at - CONFIRM_LIMIT_S
@@ -505,7 +505,7 @@ class Model:
             self._violated("I4", f"{key} contradicts itself: {raw}")
 
     def _explained_by_commands(self, key: Key, before: Row | None, after: Row) -> bool:
-        """Tell whether some of the commands lead from one row to the other."""
+        """Return whether some of the commands lead from one row to the other."""
         commands = [(p, self._commands[true]) for p, true in self._by_key[key] if p <= after.position]
         reachable: set[Row | None] = {before}
         # Twice, because a command that was overtaken still sets what no newer one has set.
@@ -680,7 +680,7 @@ def _applied(row: Row | None, wish: Wish, position: Position, *, is_request: boo
 
 
 def _has_taken(row: Row, wish: Wish, position: Position) -> bool:
-    """Tell whether each part of a row that a command sets comes from this command or from a newer one."""
+    """Return whether each part of a row that a command sets comes from this command or from a newer one."""
     set_at: list[Position | None] = [row.position]
     if wish.kind == "schedule":
         set_at.append(row.due_position)

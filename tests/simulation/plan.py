@@ -22,9 +22,9 @@ CALLS = (
     "L" * 255,
 )
 CROWDED = 8
-"""One seed in so many has many tenants, a burst, large batches or questions that take their time."""
+"""One seed in this many has many tenants, a burst, large batches or questions that take their time."""
 SILENT = 16
-"""One seed in so many has a command stream that answers no question for a while."""
+"""One seed in this many has a command stream that answers no question for a while."""
 HARMLESS = frozenset({"slow questions"})
 """Faults that must disturb nobody who does not ask."""
 SMALL_LOG_BYTES, LARGE_LOG_BYTES = 50_000, 64 * 1024 * 1024
@@ -69,7 +69,7 @@ class Fault:
     lasts: float = 0.0
     size: float = 0.0
     steps: int = 0
-    """For a crash: so many steps of the process after that moment."""
+    """For a crash: this many steps of the process after that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class CrashPoint:
     """Right after the step instead of right before it: what it has asked for is not done yet."""
     down_for: float
     again_in: int | None = None
-    """So many steps after the restart it is killed once more."""
+    """This many steps after the restart it is killed once more."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Plan:
         return 0.2 + batches * batch_s + len(self.askings) * 8 * self.disk_latency_s
 
     def is_disturbed(self, since: float, until: float) -> bool:
-        """Tell whether a fault, or what it leaves behind, falls between two moments."""
+        """Return whether a fault, or what it leaves behind, falls between two moments."""
         return self.crash is not None or any(
             fault.at <= until and since <= self._recovered_at(fault)
             for fault in self.faults

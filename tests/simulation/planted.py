@@ -212,7 +212,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a new due time keeps the generation": lambda: rewritten(
         rules, "_schedule", ("timer.generation + 1 if moved", "timer.generation if moved")
     ),
-    "a reached timer is scheduled anew": lambda: _together(
+    "a reached timer is scheduled again": lambda: _together(
         rewritten(
             rules,
             "apply",

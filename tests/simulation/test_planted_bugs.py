@@ -31,7 +31,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "cancel without tombstone": "an orderly stop with work in hand, and retention",
     "due time rounded down": 0,
     "a new due time keeps the generation": "a first start, commands, and more due than a batch",
-    "a reached timer is scheduled anew": "an orderly stop with work in hand, and retention",
+    "a reached timer is scheduled again": "an orderly stop with work in hand, and retention",
     "terminate before the letter": "a first start, commands, and more due than a batch",
     "a letter that cannot be written is dropped": "letters that cannot be written",
     "a refused message is given back without a delay": "letters that cannot be written",

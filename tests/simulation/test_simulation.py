@@ -30,7 +30,7 @@ FOUND = {
     1706: "a cancel through the stream came too late, and a call found the timer cancelled",
     1793: "as 522, with three requests",
     3385: "as 522, with a slow disk",
-    4072: "a timer was purged, and scheduled anew with the same due time",
+    4072: "a timer was purged, and scheduled again with the same due time",
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",
     30_100: "refused messages that were deleted were still remembered, for their two minutes",
     30_335: "a timer waited for a refused message whose letter could not be written",

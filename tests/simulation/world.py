@@ -38,7 +38,7 @@ MOST_STEPS_A_SECOND = 60.0
 MOST_LOG_BYTES = 8 * 1024 * 1024
 MOST_TASKS = 40
 MOST_ENTRIES = 16
-"""So many entries a container of the service may hold while nothing happens."""
+"""This many entries a container of the service may hold while nothing happens."""
 
 
 @dataclass(slots=True)
@@ -255,7 +255,7 @@ class World:
             self.crash_in(self.plan.crash.again_in, self.plan.crash.down_for)
 
     def crash_in(self, steps: int, down_for: float, *, after: bool = False) -> None:
-        """Kill the process so many of its steps from now: right before the step, or right after it."""
+        """Kill the process this many of its steps from now: right before the step, or right after it."""
         left = steps
 
         def count() -> None:

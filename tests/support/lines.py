@@ -60,7 +60,7 @@ class Line(Protocol):
         ...
 
     async def until_at_hand(self, count: int) -> None:
-        """Wait until so many messages are delivered and not yet received from the bus."""
+        """Wait until this many messages are delivered and not yet received from the bus."""
         ...
 
     async def events(self) -> list[Stored]: ...
@@ -92,7 +92,7 @@ class Line(Protocol):
         ...
 
     async def recreate_commands(self) -> None:
-        """Delete the command stream and everything in it, and have it made anew."""
+        """Delete the command stream and everything in it, and have it made again."""
         ...
 
     async def cut(self) -> None:
@@ -254,13 +254,13 @@ class NatsLine:
         before = await self.stream_created_us()
         await self.jetstream.delete_stream(self.stream)
 
-        async def made_anew() -> bool:
+        async def made_again() -> bool:
             try:
                 return await self.stream_created_us() > before and self.source.problem is None
             except NotFoundError:
                 return False
 
-        await until(made_anew, "the command stream to be made anew")
+        await until(made_again, "the command stream to be made again")
 
     async def cut(self) -> None:
         await self.wire.cut()

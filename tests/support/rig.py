@@ -24,7 +24,7 @@ POLL_S = 5.0
 
 
 def backlog(count: int) -> list[Command]:
-    """Return so many commands whose timers are due already."""
+    """Return this many commands whose timers are due already."""
     return [schedule(f"order-{n}", -9 + n / 100, number=n) for n in range(1, count + 1)]
 
 

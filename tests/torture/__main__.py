@@ -85,9 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="how long (10)")
     parser.add_argument("--kills", type=int, default=0, help="go on until the service was killed so often")
-    parser.add_argument("--rate", type=float, default=60, help="new timers a second (60)")
+    parser.add_argument("--rate", type=float, default=60, help="new timers per second (60)")
     parser.add_argument("--seed", type=int, default=1, help="chooses the order of the faults (1)")
-    parser.add_argument("--timers", type=int, default=0, help="instead: so many timers and no fault at all")
+    parser.add_argument("--timers", type=int, default=0, help="instead: this many timers and no fault at all")
     parser.add_argument("--record", metavar="COMMAND", help="keep the counts as those of this command")
     return parser
 

@@ -72,7 +72,7 @@ class Ledger:
         self.unsure_cancels: set[Key] = set()
         """Timers whose cancel by call was never answered."""
         self.era = 0
-        """Goes on where the command stream is made anew, because its sequences then begin anew."""
+        """Goes on where the command stream is made again, because its sequences then begin again."""
         self.refused: list[tuple[int, int]] = []
         """Era and sequence of messages that are no commands."""
         self.letters: Counter[tuple[int, int]] = Counter()

@@ -17,7 +17,7 @@ LIMIT_S = 1_800.0
 
 
 async def in_peace(folder: Path, timers: int) -> tuple[dict[str, object], list[str]]:
-    """Schedule so many timers, wait for all of them, and count."""
+    """Schedule this many timers, wait for all of them, and count."""
     site = Site(folder, seed=0)
     try:
         await site.open()

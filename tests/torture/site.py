@@ -21,7 +21,7 @@ from tests.torture.machine import Machine
 from tests.torture.wire import FaultyWire
 
 SETTLED_S = 60.0
-"""After the last fault everything that is due has to be out within so many seconds."""
+"""After the last fault everything that is due has to be out within this many seconds."""
 RECOVERY_LIMIT_S = 45.0
 
 ALLOWED = "$SERVICE_PERMISSIONS"
@@ -211,7 +211,7 @@ class Site:
             await self.tenants.read_letters()
             self.ledger.era += 1
             await self.tenants.jetstream.delete_stream(COMMANDS)
-            await self.until(self._has_streams, "the service to make the stream anew")
+            await self.until(self._has_streams, "the service to make the stream again")
         finally:
             self.tenants.may_work.set()
         return time.monotonic()
@@ -287,7 +287,7 @@ class Site:
         return self.ledger.check(read_rows(self.db_path), now_ms())
 
     async def nothing_is_left(self) -> bool:
-        """Tell whether all timers that have to fire in this run are marked."""
+        """Return whether all timers that have to fire in this run are marked."""
         end = now_ms() + self.tenants.longest_s * 1000
         rows = read_rows(self.db_path).values()
         return not any(row["state"] == "Scheduled" and read_ms(row["due_at"]) <= end for row in rows)

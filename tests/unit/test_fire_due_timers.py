@@ -362,7 +362,7 @@ async def test_a_tenant_that_the_broker_rejects_does_not_hold_up_another() -> No
     assert desk.state("good", GLOBEX) is TimerState.REACHED
 
 
-async def test_a_tenants_timers_that_always_fail_do_not_hold_up_its_others_for_ever() -> None:
+async def test_a_tenants_timers_that_always_fail_do_not_hold_up_its_others_forever() -> None:
     desk = Desk()
     await desk.keep(
         *[schedule(f"bad-{n}", -10, number=n) for n in range(1, 21)], schedule("good", 0, number=21)

@@ -210,7 +210,7 @@ def test_a_tenant_that_is_named_like_a_timer_is_told_apart() -> None:
 
 
 def fill(hold_back: HoldBack, names: Sequence[str], now_s: float = 0) -> HoldBackChange:
-    """Fail so many timers, with a success beside them so that it is not the tenant."""
+    """Fail this many timers, with a success beside them so that it is not the tenant."""
     answers = [(reached(name), REJECTED) for name in names]
     return record(hold_back, *answers, (reached("good"), CONFIRMED), now_s=now_s)
 
@@ -260,7 +260,7 @@ def test_what_nobody_has_tried_for_a_minute_is_forgotten_for_something_new() -> 
     assert hold_back.at(at(61)) == timers("one-more")
 
 
-def test_cancelled_timers_do_not_keep_it_full_for_ever() -> None:
+def test_cancelled_timers_do_not_keep_it_full_forever() -> None:
     hold_back = HoldBack()
     fill(hold_back, [f"order-{n}" for n in range(MAX_ENTRIES + 1)])
 

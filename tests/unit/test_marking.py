@@ -78,7 +78,7 @@ def _one_by_one(count: int) -> list[Command]:
 
 
 async def _come_due(rig: Rig, count: int) -> None:
-    """Let so many seconds pass, one by one, as far as the worker follows."""
+    """Let this many seconds pass, one by one, as far as the worker follows."""
     for _ in range(count):
         await rig.clock.until_rest()
         rig.clock.advance(1)

@@ -1,4 +1,4 @@
-"""What is said of requests in the log: the first of a spell, not each time, and not only once for ever."""
+"""What is said of requests in the log: the first of a spell, not each time, and not only once forever."""
 
 from structlog.testing import capture_logs
 

@@ -118,7 +118,7 @@ def _reason(node: ast.AST) -> str | None:
 
 
 def _bounds_a_time(node: ast.AST) -> bool:
-    """Tell whether a comparison holds a measured time below something else than a deadline."""
+    """Return whether a comparison holds a measured time below something else than a deadline."""
     if not isinstance(node, ast.Compare) or "deadline" in ast.dump(node):
         return False
     sides = [node.left, *node.comparators]

@@ -433,7 +433,7 @@ TOO_DEEP = ("invalid", "the body must not be nested deeper than 32 levels")
 
 
 def nested(levels: int) -> object:
-    """Return lists and objects in turn, so many levels deep."""
+    """Return lists and objects in turn, this many levels deep."""
     value: object = None
     for level in range(levels):
         value = [value] if level % 2 else {"a": value}
