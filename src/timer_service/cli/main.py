@@ -18,7 +18,7 @@ from timer_service.domain.errors import CriticalError, InvalidConfiguration
 
 EPILOG = """\
 Exit codes: 0 done · 1 failed · 2 wrong arguments or settings · 3 no broker, or it does not answer ·
-4 the service refused, or there is no such timer · 130 interrupted"""
+4 the service refused, or there is no such timer or letter · 130 interrupted"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
