@@ -1,5 +1,6 @@
 """The composition root: settings and parts in, a running service out."""
 
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -8,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from timer_client.subjects import Subjects
+from timer_service.adapters.http.listening import listen
 from timer_service.adapters.nats.bus import NatsBus
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.requests import request_api
@@ -39,6 +41,8 @@ class Parts:
     )
     make_bus: Callable[..., NatsBus] = NatsBus
     """Commands in and events out, over one connection."""
+    listener: socket.socket | None = None
+    """Where health and metrics are served; None listens as the settings say."""
 
 
 REAL_PARTS: Final = Parts()
@@ -76,7 +80,7 @@ async def open_service(
             answered=metrics.request_answered,
         )
         if settings.http_port:
-            await stack.enter_async_context(_http(settings, service, metrics))
+            await stack.enter_async_context(_http(settings, parts, service, metrics))
         await stack.enter_async_context(bus.running())
         # Inside: what is under way at the end is answered over the connection that the bus then closes.
         bus.attach(await stack.enter_async_context(api))
@@ -134,12 +138,15 @@ def _timers(
     )
 
 
-def _http(settings: Settings, service: Service, metrics: Metrics) -> AbstractAsyncContextManager[None]:
+def _http(
+    settings: Settings, parts: Parts, service: Service, metrics: Metrics
+) -> AbstractAsyncContextManager[None]:
     # Here, because to load FastAPI takes a quarter of the whole start.
     from timer_service.adapters.http.server import create_app, serving  # noqa: PLC0415
 
     app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
-    return serving(app, settings.http_host, settings.http_port, remedy=HTTP_REMEDY)
+    listener = parts.listener or listen(settings.http_host, settings.http_port, remedy=HTTP_REMEDY)
+    return serving(app, listener)
 
 
 def _nats_options(settings: Settings) -> NatsOptions:

@@ -62,11 +62,17 @@ class Dev:
     def ready(self) -> "Dev":
         """Wait until the service is connected to its broker."""
         try:
-            until(lambda: any("broker.connected" in line for line in self.stderr), "broker.connected")
+            until(
+                lambda: self._said("broker.connected") or self.process.poll() is not None, "broker.connected"
+            )
+            assert self._said("broker.connected"), "it ended before it was connected"
         except AssertionError as error:
             error.add_note("".join(self.stderr))
             raise
         return self
+
+    def _said(self, event: str) -> bool:
+        return any(event in line for line in self.stderr)
 
     def broker_pid(self) -> int:
         """Return the process of its nats-server."""
@@ -253,6 +259,18 @@ def test_a_second_dev_in_the_same_folder_refuses_and_the_first_goes_on(start: St
     assert ".timer-service" in line
     assert "--dir" in line
     assert first.process.poll() is None
+
+
+def test_several_that_start_at_once_do_not_take_each_others_ports(start: Start) -> None:
+    """Each has said a port for health before it has loaded the service, and must then have it."""
+    several = [start("--dir", f"data-{number}") for number in range(3)]
+    greetings = [dev.greeting() for dev in several]
+
+    for dev in several:
+        dev.ready()
+
+    health = {line for greeting in greetings for line in greeting.splitlines() if "/readyz" in line}
+    assert len(health) == 3
 
 
 def test_where_the_usual_port_is_taken_it_takes_another_and_says_so_in_every_command(

@@ -5,8 +5,10 @@ import asyncio
 import gc
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +16,8 @@ import structlog
 import uvloop
 
 from timer_service import __version__
-from timer_service.adapters.nats.embedded import (
-    USUAL_PORT,
-    EmbeddedBroker,
-    embedded_broker,
-    free_port,
-)
+from timer_service.adapters.http.listening import listen
+from timer_service.adapters.nats.embedded import USUAL_PORT, EmbeddedBroker, embedded_broker
 from timer_service.adapters.system import instance_name
 from timer_service.cli.arguments import Commands, port
 from timer_service.cli.exits import EXIT_OK
@@ -73,16 +71,27 @@ def dev(options: argparse.Namespace) -> int:
     async def serve() -> None:
         stop = _stop_on_signals()
         async with embedded_broker(data, options.port) as broker:
-            http_port = free_port(settings.http_port, 0) if settings.http_port else 0
+            # From here on, not only once the service is loaded: another one may start at the same time.
+            listener = _listen(settings)
+            http_port = 0 if listener is None else listener.getsockname()[1]
             found = settings.model_copy(update={"broker_url": broker.url, "http_port": http_port})
             _greet(broker, found, data)
-            async with asyncio.TaskGroup() as tasks:
-                watcher = tasks.create_task(_fail_with(broker))
-                await _serve(found, stop)
-                watcher.cancel()
+            with nullcontext() if listener is None else closing(listener):
+                async with asyncio.TaskGroup() as tasks:
+                    watcher = tasks.create_task(_fail_with(broker))
+                    await _serve(found, stop, listener)
+                    watcher.cancel()
 
     _run_loop(serve)
     return EXIT_OK
+
+
+def _listen(settings: Settings) -> socket.socket | None:
+    """Listen on the usual port, or on any if that is taken; None if nothing is to be served."""
+    if not settings.http_port:
+        return None
+    remedy = "set TIMER_HTTP_HOST, or TIMER_HTTP_PORT=0 to disable it"
+    return listen(settings.http_host, settings.http_port, 0, remedy=remedy)
 
 
 async def _fail_with(broker: EmbeddedBroker) -> None:
@@ -90,16 +99,16 @@ async def _fail_with(broker: EmbeddedBroker) -> None:
     raise CriticalError(f"the embedded nats-server ended with code {code}: see {broker.log_path}")
 
 
-async def _serve(settings: Settings, stop: asyncio.Event) -> None:
+async def _serve(settings: Settings, stop: asyncio.Event, listener: socket.socket | None = None) -> None:
     # Here, because it takes half a second that no other command has to wait for.
-    from timer_service.bootstrap import open_service  # noqa: PLC0415
+    from timer_service.bootstrap import Parts, open_service  # noqa: PLC0415
 
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
     started, instance = asyncio.Event(), instance_name()
 
     async def serve() -> None:
-        async with open_service(settings, instance) as service:
+        async with open_service(settings, instance, Parts(listener=listener)) as service:
             started.set()
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
             await run_service(service, stop)

@@ -11,11 +11,9 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from timer_service import __version__
-from timer_service.domain.errors import CriticalError
 from timer_service.ports.health import Health
 
 STOP_TIMEOUT_S: Final = 2
-BACKLOG: Final = 128
 
 
 def create_app(
@@ -61,9 +59,8 @@ def _report(
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, host: str, port: int, *, remedy: str) -> AsyncIterator[None]:
-    """Serve the application for as long as the context lasts; `remedy` says what to do if it cannot."""
-    listener = _listen(host, port, remedy)
+async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve the application for as long as the context lasts, and close the socket with it."""
     server = _QuietServer(
         uvicorn.Config(
             app,
@@ -79,14 +76,6 @@ async def serving(app: FastAPI, host: str, port: int, *, remedy: str) -> AsyncIt
             yield
         finally:
             server.should_exit = True
-
-
-def _listen(host: str, port: int, remedy: str) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise CriticalError(f"cannot listen on {host}:{port} ({error.strerror}): {remedy}") from error
 
 
 class _QuietServer(uvicorn.Server):
