@@ -126,7 +126,7 @@ def test_a_connection_is_closed_once(closed: bool) -> None:
         (asyncpg.DeadlockDetectedError("deadlock"), False, 0),
     ],
 )
-async def test_after_a_time_out_the_connection_and_after_a_failover_all_connections_are_parted_with(
+async def test_after_a_time_out_the_connection_and_after_a_failover_all_connections_are_dropped(
     cause: Exception, closed: bool, expired: int
 ) -> None:
     calls: list[None] = []
@@ -137,7 +137,7 @@ async def test_after_a_time_out_the_connection_and_after_a_failover_all_connecti
     pool: Any = SimpleNamespace(expire_connections=expire_connections)
     connection = FakeConnection()
 
-    await Connections(pool, "here", asked=False).doubt(of(connection), busy(cause))
+    await Connections(pool, "here", asked=False).drop_unusable(of(connection), busy(cause))
 
     assert (connection.closed, len(calls)) == (closed, expired)
 

@@ -137,7 +137,7 @@ class CommandPositions:
             raise BusUnavailable("the command stream was made again a moment ago")
         number = self._epochs[-1].number
         if number != seen.stream_created_us or end.last_sequence < seen.sequence or self._overwritten:
-            raise BusUnavailable("the command stream has lost its newest messages a moment ago")
+            raise BusUnavailable("the command stream lost its newest messages a moment ago")
         newest = Position(number, end.last_sequence, end.last_stored_us)
         self._see(newest)
         return newest

@@ -80,7 +80,7 @@ class PostgresClaim:
                 await connection.execute("SAVEPOINT nothing_claimed")
                 yield connection
         except StoreBusy as error:
-            await self._connections.doubt(connection, error)
+            await self._connections.drop_unusable(connection, error)
             raise
 
     async def hold(self, timers: list[DueTimer], *, more: bool) -> None:

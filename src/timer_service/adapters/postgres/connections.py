@@ -79,7 +79,7 @@ class Connections:
         async with self.connection() as connection:
             return bool(await connection.fetchval("SELECT current_setting('synchronous_commit')") != "off")
 
-    def be_durable(self) -> None:
+    def make_durable(self) -> None:
         """Wait for the disk at every commit all the same."""
         self._durable = "SET LOCAL synchronous_commit = on;"
 
@@ -103,7 +103,7 @@ class Connections:
             with translated(self.where, asked=self._asked):
                 yield connection
         except StoreBusy as error:
-            await self.doubt(connection, error)
+            await self.drop_unusable(connection, error)
             raise
         except asyncio.CancelledError:
             close(connection)  # The answer to what was asked may still come in.
@@ -158,7 +158,7 @@ class Connections:
             finally:
                 await roll_back(connection)
 
-    async def doubt(self, connection: Connection | None, error: StoreBusy) -> None:
+    async def drop_unusable(self, connection: Connection | None, error: StoreBusy) -> None:
         """Drop connections that no longer reach a writable server."""
         cause = error.__cause__
         if connection is not None and isinstance(cause, TimeoutError):
@@ -215,7 +215,7 @@ async def open_connections(
         raise InvalidConfiguration(f"the address of the PostgreSQL database cannot be read: {UNCLEAR}")
     with translated(address.shown):
         pool = await asyncpg.create_pool(
-            min_size=0, max_size=at_most, reset=_keep, init=check, **address.arguments
+            min_size=0, max_size=at_most, reset=_no_reset, init=check, **address.arguments
         )
     try:
         yield Connections(pool, address.shown, asked=asked, limits=limits)
@@ -227,7 +227,7 @@ async def open_connections(
             pool.terminate()
 
 
-async def _keep(_: Any) -> None:
+async def _no_reset(_: Any) -> None:
     """Leave a connection as it is between two uses: nothing that we set outlives its transaction."""
 
 

@@ -143,10 +143,10 @@ class Turns:
             turn = max(1, missing // len(tenants)) if rounds_left else missing
             # Our own locks are not skipped, so what we have has to be left out by name.
             known = arrays.transposed([*held_back.timers, *((row[0], row[1]) for row in taken)], 2)
-            lot = await connection.fetch(FIND_DUE_IN_TURNS, moment, *known, tenants, turn, missing)
-            taken += lot
-            counts = _counts(row[0] for row in lot)
-            if len(lot) < missing:  # Nobody was cut off: who gave less has no more.
+            found = await connection.fetch(FIND_DUE_IN_TURNS, moment, *known, tenants, turn, missing)
+            taken += found
+            counts = _counts(row[0] for row in found)
+            if len(found) < missing:  # Nobody was cut off: who gave less has no more.
                 spent |= {tenant for tenant in tenants if counts.get(tenant, 0) < turn}
             tenants = [tenant for tenant in tenants if counts.get(tenant, 0) == turn]
         self.met_locks = not spent <= {row[0] for row in taken}

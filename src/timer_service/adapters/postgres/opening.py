@@ -64,8 +64,8 @@ async def open_postgres_store(
     ):
         await wait_for(work, limits, migrations)
         if not await work.waits_for_disk():
-            work.be_durable()
-            answers.be_durable()
+            work.make_durable()
+            answers.make_durable()
         hints = Hints(address, answers, now, limits.reconnect_pause_s)
         store = PostgresTimerStore(work, answers, hints, now, limits)
         with suppress(TransientError):  # Start even if the server is busy: it is measured again.
