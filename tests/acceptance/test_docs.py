@@ -1,4 +1,4 @@
-"""What docs/messages.md, docs/cli.md and README.md show is what the service does."""
+"""What docs/messages.md, docs/cli.md and the two READMEs show is what the service does."""
 
 import asyncio
 import base64
@@ -333,6 +333,16 @@ async def test_the_python_program_of_the_readme_sees_its_timer_fire(world: World
     output = _run_snippet("snippet: readme", world, "README.md", ("nats://127.0.0.1:4222", world.broker.url))
 
     assert output == "order-44 is due\n"
+
+
+async def test_the_program_of_the_clients_readme_sees_its_timer_fire(world: World) -> None:
+    world.service().start_ready()
+
+    output = _run_snippet(
+        "snippet: client", world, "client/README.md", ("nats://127.0.0.1:4222", world.broker.url)
+    )
+
+    assert output == "order-42 fired for request-7\n"
 
 
 def test_the_greeting_of_make_run_is_the_one_that_is_shown(tmp_path: Path) -> None:
