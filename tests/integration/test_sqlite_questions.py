@@ -20,6 +20,7 @@ from tests.support.timers import ACME, GLOBEX, at, call, correlation, schedule
 from timer_service.adapters.sqlite.limits import BUSY_TIMEOUT_MS, SqliteLimits
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.questions import ANSWERERS, Questions
+from timer_service.adapters.sqlite.statements import FIX_THE_MOMENT
 from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.domain.timer import TimerState
@@ -211,6 +212,27 @@ async def test_a_long_count_holds_up_no_command_and_counts_it_all_the_same(store
 
     assert (await count).pending == 1_001
     assert (await store.count(at(0))).pending == 1_001
+
+
+async def test_a_count_that_ends_as_soon_as_its_moment_is_fixed_leaves_nothing_begun(path: Path) -> None:
+    """A connection that stayed in its transaction would answer as of that moment forever."""
+    hook = Hook()
+
+    async def cancel(sql: str) -> None:
+        if sql == FIX_THE_MOMENT:
+            hook.after = nothing
+            raise asyncio.CancelledError
+
+    async with open_sqlite_store(path, lambda: START, driver=hook.driver) as store:
+        nothing, hook.after = hook.after, cancel
+        with pytest.raises(asyncio.CancelledError):
+            await store.count(at(0))
+        await store.apply([schedule("order-1", 60)], at(0))
+        found = await store.get(ACME, call("order-1"))
+        counts = await store.count(at(0))
+
+    assert found is not None
+    assert counts.pending == 1
 
 
 async def test_a_count_during_which_a_commit_was_left_in_doubt_is_made_again(path: Path) -> None:

@@ -39,13 +39,14 @@ class PendingCount:
         if self._known is not None:
             return self._known
         async with self._questions.asking(NOBODY) as connection:
-            async with self._writing:
-                await connection.execute("BEGIN")
-                await connection.execute_fetchall(FIX_THE_MOMENT)
-                self._since = 0
             try:
+                async with self._writing:
+                    await connection.execute("BEGIN")
+                    await connection.execute_fetchall(FIX_THE_MOMENT)
+                    self._since = 0
                 [(counted,)] = await connection.execute_fetchall(COUNT_PENDING)
             finally:
+                # However far it came: in a transaction, the connection would answer as of its beginning.
                 with suppress(sqlite3.Error):
                     await connection.execute("ROLLBACK")
         if self._since is not None:
