@@ -75,3 +75,19 @@ async def test_without_a_connection_they_are_forgotten_and_the_next_ones_are_sen
     sender.cancel()
 
     assert client.sent == [[Outgoing("_INBOX.2", b"", {})]]
+
+
+async def test_a_socket_that_takes_nothing_more_stops_no_later_error() -> None:
+    class Stuck(FakeClient):
+        async def publish_all(self, messages: Sequence[Outgoing]) -> list[int]:
+            await asyncio.Event().wait()
+            return []
+
+    refusals, stuck, client = Refusals(send_timeout_s=0.001), Stuck(), FakeClient()
+
+    async with asyncio.timeout(60):
+        for taker in (stuck, client):
+            refusals.tell("_INBOX.1", {})
+            await refusals.flush(cast("TolerantClient", taker))
+
+    assert [len(piece) for piece in client.sent] == [1]

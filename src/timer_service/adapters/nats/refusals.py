@@ -17,6 +17,8 @@ RETRY_HEADER: Final = "Retry-After"
 MAX_UNSENT: Final = 10_000
 GATHER_S: Final = 0.005
 """Errors gather this long: a flood is answered in 200 pieces per second at most, whatever its rate."""
+SEND_TIMEOUT_S: Final = 5.0
+"""A connection that is lost while the socket is full never says that it has taken all."""
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
@@ -37,7 +39,8 @@ def _headers(code: str, text: str, retry_after_s: int) -> dict[str, str]:
 class Refusals:
     """Errors that are sent at once, many in one piece, so that a flood of them costs little."""
 
-    def __init__(self) -> None:
+    def __init__(self, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
+        self._send_timeout_s = send_timeout_s
         self._unsent: list[Outgoing] = []
         self._arrived = asyncio.Event()
 
@@ -60,4 +63,5 @@ class Refusals:
         self._arrived.clear()
         if unsent and client is not None:
             with suppress(NatsError, OSError):  # The caller, or the broker, is gone.
-                await client.publish_all(unsent)
+                async with asyncio.timeout(self._send_timeout_s):
+                    await client.publish_all(unsent)
