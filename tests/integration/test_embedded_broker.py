@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import nats
@@ -64,6 +64,25 @@ async def test_a_server_that_does_not_listen_is_not_waited_for_forever(tmp_path:
             stop_timeout_s=0.1,
         ):
             pass
+
+
+async def test_the_server_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """It took the port after we had found it free; ours will end, but has not yet."""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o700)
+    port = free_port(0)
+    with ExitStack() as others:
+
+        def find_server() -> str:
+            others.enter_context(closing(socket.create_server((HOST, port or 0))))
+            return str(slow)
+
+        with pytest.raises(CriticalError, match="nats-server did not start"):
+            async with embedded_broker(
+                tmp_path / "data", port, find_server=find_server, ready_timeout_s=0.5, stop_timeout_s=0.1
+            ):
+                pass
 
 
 async def test_a_server_that_does_not_stop_is_killed() -> None:

@@ -19,7 +19,8 @@ from timer_service.domain.errors import CriticalError
 
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 4222
-READY_TIMEOUT_S: Final = 10.0
+READY_TIMEOUT_S: Final = 30.0
+"""Only for a server that hangs: one that fails ends by itself, and one on a busy machine is slow to start."""
 STOP_TIMEOUT_S: Final = 5.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -29,6 +30,7 @@ class EmbeddedBroker:
     """A running nats-server."""
 
     port: int
+    name: str
     log_path: Path
     process: asyncio.subprocess.Process
 
@@ -104,9 +106,10 @@ def free_port(*candidates: int) -> int | None:
 
 
 async def _start(server: str, folder: Path, log_path: Path, port: int, lock: int) -> EmbeddedBroker:
+    name = f"timer-service-dev-{os.getpid()}"
     process = await asyncio.create_subprocess_exec(
         server,
-        *("--addr", HOST, "--port", str(port), "--name", "timer-service-dev"),
+        *("--addr", HOST, "--port", str(port), "--name", name),
         *("--jetstream", "--store_dir", str(folder / "nats"), "--log", str(log_path)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -116,7 +119,7 @@ async def _start(server: str, folder: Path, log_path: Path, port: int, lock: int
         pass_fds=(lock,),
         preexec_fn=_die_with_parent if sys.platform == "linux" else None,
     )
-    return EmbeddedBroker(port, log_path, process)
+    return EmbeddedBroker(port, name, log_path, process)
 
 
 def _die_with_parent() -> None:
@@ -127,16 +130,25 @@ async def _until_ready(broker: EmbeddedBroker, timeout_s: float) -> None:
     try:
         async with asyncio.timeout(timeout_s):
             while broker.process.returncode is None:
-                try:
-                    _, writer = await asyncio.open_connection(HOST, broker.port)
-                except OSError:
-                    await asyncio.sleep(0.02)
-                    continue
-                writer.close()
-                return
+                if await _answers(broker):
+                    return
+                await asyncio.sleep(0.02)
     except TimeoutError:
         pass
     raise CriticalError(f"nats-server did not start: see {broker.log_path}")
+
+
+async def _answers(broker: EmbeddedBroker) -> bool:
+    """Say whether it is our server that listens: another one may have been quicker to take the port."""
+    try:
+        reader, writer = await asyncio.open_connection(HOST, broker.port)
+    except OSError:
+        return False
+    with closing(writer):
+        try:
+            return f'"{broker.name}"'.encode() in await reader.readline()
+        except (OSError, ValueError):
+            return False
 
 
 async def stop_process(process: asyncio.subprocess.Process, timeout_s: float = STOP_TIMEOUT_S) -> None:
