@@ -304,3 +304,34 @@ async def test_the_late_end_of_an_earlier_connection_harms_no_part_of_the_presen
     assert at_work is made[1]
     assert [result.outcome for result in results] == [Published.CONFIRMED]
     assert "broker.unavailable" not in [line["event"] for line in log]
+
+
+class _FullClient(TolerantClient):
+    """A client whose queue to the socket is full as soon as a test says so."""
+
+    full = False
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        if self.full and self.is_connected:
+            await asyncio.Event().wait()
+        return await super()._flush_pending(force_flush)
+
+
+async def test_a_connection_whose_queue_is_full_is_given_up_by_the_watch(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    made: list[_FullClient] = []
+
+    def make_client() -> TolerantClient:
+        made.append(_FullClient())
+        return made[-1]
+
+    async def replaced() -> bool:
+        return len(made) == 2 and bus.source.problem is None
+
+    session = SessionMeans(make_client=make_client, watch_interval_s=0.001, answer_timeout_s=1)
+    bus = new_bus(shared_broker.url, prefix, NatsMeans(session=session))
+    async with bus.running():
+        await until_connected(bus)
+        made[0].full = True
+        await until(replaced, "another connection")

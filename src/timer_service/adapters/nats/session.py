@@ -18,7 +18,7 @@ from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.stream_watch import LOOK_INTERVAL_S, StreamWatch
 from timer_service.adapters.nats.streams import WantedStream, ensure_stream
 from timer_service.domain.errors import TransientError
-from timer_service.waiting import Backoff, Over, unless
+from timer_service.waiting import Backoff, Over, unless, within
 
 FIRST_RETRY_S: Final = 0.05
 MAX_RETRY_S: Final = 2.0
@@ -239,8 +239,10 @@ class Session:
             await self._pause(self._means.watch_interval_s)
             self._complaints.look()
             if not self._signals.over.is_set():
-                # A client can look connected on a dead socket: only an answer proves it alive.
-                await client.flush(timeout=self._means.answer_timeout_s)
+                # A client can look connected on a dead socket: only an answer proves it alive. nats-py's own
+                # limit begins only once the question has found a place in its queue.
+                timeout_s = self._means.answer_timeout_s
+                await within(timeout_s + 1, client.flush(timeout=timeout_s))
                 await self._commands.keep_up(client)
 
     async def _pause(self, seconds: float) -> None:
