@@ -26,7 +26,7 @@ run: install  ## Run the service with its own broker, to try it out
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster and not clients"
+	$(BIN)/pytest -n 4 --dist worksteal -m "not cluster and not clients"
 	@echo "Not run: several instances (make test-cluster), the TypeScript program (make test-clients: needs node and npm)"
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts

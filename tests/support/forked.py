@@ -56,7 +56,7 @@ def start_forked(
     arguments: tuple[str, ...], cwd: Path, settings: dict[str, str], output: int, errors: int
 ) -> Forked | None:
     """Start one command; return None where a fresh Python is needed."""
-    if _environment() != _inherited():
+    if _environment() != _INHERITED:
         return None  # The test has changed what Python itself may read.
     request = json.dumps([arguments, str(cwd), settings]).encode()
     link = socket.socket(socket.AF_UNIX)
@@ -92,7 +92,8 @@ def _environment() -> dict[str, str]:
     }
 
 
-_inherited = functools.cache(_environment)
+# At import: later a test may have begun to change what Python itself reads.
+_INHERITED = _environment()
 
 
 @functools.cache
@@ -102,7 +103,7 @@ def _forker() -> str:
     path = f"{folder.name}/socket"
     process = subprocess.Popen(
         [sys.executable, __file__, path],
-        env=_inherited(),
+        env=_INHERITED,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
