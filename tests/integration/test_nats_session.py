@@ -329,7 +329,14 @@ async def test_a_connection_whose_queue_is_full_is_given_up_by_the_watch(
     async def replaced() -> bool:
         return len(made) == 2 and bus.source.problem is None
 
-    session = SessionMeans(make_client=make_client, watch_interval_s=0.001, answer_timeout_s=1)
+    # Wherever the watch is at that moment: it asks, keeps up, and looks after the streams, all the time.
+    session = SessionMeans(
+        make_client=make_client,
+        watch_interval_s=0.001,
+        look_interval_s=0.002,
+        answer_timeout_s=1,
+        step_timeout_s=1,
+    )
     bus = new_bus(shared_broker.url, prefix, NatsMeans(session=session))
     async with bus.running():
         await until_connected(bus)

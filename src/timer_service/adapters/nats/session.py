@@ -25,6 +25,8 @@ MAX_RETRY_S: Final = 2.0
 WATCH_INTERVAL_S: Final = 1.0
 RECOVERY_PAUSE_S: Final = 0.2
 ANSWER_TIMEOUT_S: Final = 5
+STEP_TIMEOUT_S: Final = 30.0
+"""For what the watch asks of the broker: each question has a limit, but not its place in nats-py's queue."""
 
 _FAILURES: Final = (NatsError, OSError, TimeoutError)
 
@@ -65,6 +67,7 @@ class SessionMeans:
     watch_interval_s: float = WATCH_INTERVAL_S
     look_interval_s: float = LOOK_INTERVAL_S
     answer_timeout_s: int = ANSWER_TIMEOUT_S
+    step_timeout_s: float = STEP_TIMEOUT_S
     ping_interval_s: int = PING_INTERVAL_S
 
 
@@ -231,7 +234,10 @@ class Session:
                 self._signals.stream_missing.clear()
                 look_at = self._means.elapsed_s() + self._means.look_interval_s
                 try:
-                    await self._ensure(jetstream, *(sending if is_missing else every))
+                    await within(
+                        self._means.step_timeout_s,
+                        self._ensure(jetstream, *(sending if is_missing else every)),
+                    )
                 except (NatsError, TimeoutError):
                     # Only to look can wait: as long as messages come and go, the session is not over.
                     if is_missing:
@@ -243,7 +249,7 @@ class Session:
                 # limit begins only once the question has found a place in its queue.
                 timeout_s = self._means.answer_timeout_s
                 await within(timeout_s + 1, client.flush(timeout=timeout_s))
-                await self._commands.keep_up(client)
+                await within(self._means.step_timeout_s, self._commands.keep_up(client))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
