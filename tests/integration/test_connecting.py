@@ -105,7 +105,8 @@ async def bus_over(wire: Wire, prefix: str) -> AsyncIterator[NatsBus]:
 
 async def until_connected(bus: NatsBus) -> None:
     async def connected() -> bool:
-        return bus.source.problem is None
+        # It is in order a moment before it says over which server.
+        return bus.source.problem is None and bus.server is not None
 
     await until(connected, "the bus to be connected")
 
