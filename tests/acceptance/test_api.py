@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
+from tests.support.broker import told
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
 from tests.support.requests import ask, ask_raw, ask_until_answered
@@ -225,7 +226,7 @@ async def test_a_reply_goes_to_inboxes_only(world: World) -> None:
     target = f"{world.prefix}.commands.globex.ScheduleTimer"
 
     await world.client.publish(f"{world.prefix}.api.acme.get", b'{"serviceCallId": "a"}', reply=target)
-    await world.client.flush()
+    await told(world.client)
     service.wait_for_log("request.ignored")
     await ask(world, "list")
 

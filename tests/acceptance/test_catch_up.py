@@ -9,6 +9,7 @@ from typing import Any
 
 from nats.js.api import StreamConfig
 
+from tests.support.broker import told
 from tests.support.messages import encode, in_seconds, schedule
 from tests.support.world import World
 
@@ -26,7 +27,7 @@ async def _flood(world: World, tenant: str, count: int, body: Callable[[int], by
     before = (await world.jetstream.stream_info(world.commands_stream)).state.last_seq
     for number in range(count):
         await world.client.publish(f"{world.prefix}.commands.{tenant}.ScheduleTimer", body(number))
-    await world.client.flush()
+    await told(world.client)
 
     async def stored() -> bool:
         state = (await world.jetstream.stream_info(world.commands_stream)).state

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from nats.aio.client import Client
 
-from tests.support.broker import free_port, nats_server_binary
+from tests.support.broker import free_port, nats_server_binary, told
 from tests.support.documents import ROOT, read
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import fresh_schema
@@ -177,12 +177,12 @@ async def test_a_server_without_the_password_cannot_join_nor_speak_for_anybody(
         with _server(_stranger(stranger_port, route), {}):
             heard = await _connect(port, user="globex", password="secret", inbox_prefix="_INBOX.globex")
             events = await heard.subscribe("timer.events.globex.>")
-            await heard.flush()
+            await told(heard)
             await _until(lambda: "Router connection closed: Authentication Failure" in _log(tmp_path))
 
             stranger = await _connect(stranger_port)
             await stranger.publish("timer.events.globex.DueTimeReached", b"forged")
-            await stranger.flush()
+            await told(stranger)
             service = await _connect(port, user="service", password="secret", inbox_prefix="_INBOX.service")
             await service.publish("timer.events.globex.DueTimeReached", b"real")
             first = await events.next_msg(timeout=PATIENCE_S)
@@ -201,13 +201,13 @@ async def test_a_server_with_the_password_joins(tmp_path: Path) -> None:
         stack.enter_context(_server(_stranger(other_port, route), {}))
         heard = await _connect(port, user="globex", password="secret", inbox_prefix="_INBOX.globex")
         events = await heard.subscribe("timer.events.globex.>")
-        await heard.flush()
+        await told(heard)
         other = await _connect(other_port)
 
         async with asyncio.timeout(PATIENCE_S):
             while not events.pending_msgs:
                 await other.publish("timer.events.globex.DueTimeReached", b"forged")
-                await other.flush()
+                await told(other)
         for connection in (heard, other):
             await connection.close()
 

@@ -18,7 +18,7 @@ from typing import Any
 import nats
 import pytest
 
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.documents import code_words, marked_blocks, read, table
 from tests.support.messages import encode, iso, parse, with_payload
 from tests.support.patience import PATIENCE_S
@@ -239,8 +239,7 @@ async def test_the_permissions_grant_what_the_javascript_client_sends(
     await guarded_world.client.subscribe(f"{prefix}.*")
     for subject in sent:
         await guarded_world.client.publish(subject, b"{}", reply=f"{prefix}.answer")
-    await guarded_world.client.flush()
-    await guarded_world.client.flush()
+    await told(guarded_world.client)
 
     assert errors == []
 

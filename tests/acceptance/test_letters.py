@@ -4,7 +4,7 @@ from typing import Any
 
 from nats.js.api import DiscardPolicy
 
-from tests.support.broker import free_port
+from tests.support.broker import free_port, told
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds
 from tests.support.world import World
@@ -24,7 +24,7 @@ async def test_garbage_of_one_tenant_stops_nobody_while_no_letter_can_be_written
     await limit_letters(world, max_bytes=1, discard=DiscardPolicy.NEW)
     for number in range(BAD):
         await world.client.publish(f"{world.prefix}.commands.acme.ScheduleTimer", b"rubbish %d" % number)
-    await world.client.flush()
+    await told(world.client)
 
     async def all_parked() -> bool:
         return metric(port, "timer_dead_letters_waiting") == BAD

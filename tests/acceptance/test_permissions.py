@@ -16,7 +16,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.documents import ROOT
 from tests.support.messages import encode, in_seconds, schedule
 from tests.support.patience import PATIENCE_S
@@ -48,8 +48,7 @@ class User:
 
     async def settle(self) -> None:
         """Return once the broker has seen all that was sent: the ping of one flush may overtake it."""
-        await self.connection.flush()
-        await self.connection.flush()
+        await told(self.connection)
 
     async def call(self, subject: str, **request: Any) -> dict[str, Any]:
         answer = await self.connection.request(subject, json.dumps(request).encode(), timeout=PATIENCE_S)

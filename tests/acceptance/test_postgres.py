@@ -20,7 +20,7 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from tests.support.broker import NatsServer, free_port
+from tests.support.broker import NatsServer, free_port, told
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds, parse
 from tests.support.patience import PATIENCE_S
@@ -91,7 +91,7 @@ class Published:
             pending_msgs_limit=-1,
             pending_bytes_limit=-1,
         )
-        await self._world.client.flush()
+        await told(self._world.client)
         return self
 
     async def _note(self, message: Msg) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from tests.support.broker import told
 from tests.support.messages import in_seconds, iso
 from tests.support.world import World
 
@@ -34,7 +35,7 @@ class Arrivals:
 async def _subscribe(world: World) -> Arrivals:
     arrivals = Arrivals()
     await world.client.subscribe(f"{world.prefix}.events.*.DueTimeReached", cb=arrivals.note)
-    await world.client.flush()
+    await told(world.client)
     return arrivals
 
 

@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import RetentionPolicy, StreamConfig
 
+from tests.support.broker import told
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess
@@ -36,7 +37,7 @@ async def _take_one(world: World) -> Msg:
 async def _deliver_again(world: World, message: Msg, service: TimerServiceProcess) -> dict[str, Any]:
     """Give the command back, so that the service gets it now; return what the service says of it."""
     await message.nak()
-    await world.client.flush()
+    await told(world.client)
     return service.wait_for_log("commands.applied", where=lambda line: line["redelivered"] == 1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import nats
 import pytest
 
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.messages import cancel, encode, in_seconds, iso, schedule, with_payload
 from tests.support.patience import PATIENCE_S
 from tests.support.world import World
@@ -193,10 +193,10 @@ async def test_subject_permissions_are_all_that_keeps_a_tenant_to_its_own(closed
         "timer.commands.acme.ScheduleTimer", encode(schedule("acme", "order-1", LONG_AGO))
     )
     await acme.publish("timer.commands.umbrella.CancelTimer", encode(cancel("umbrella", "order-2")))
-    await acme.flush()
+    await told(acme)
     event = await own.next_msg(timeout=PATIENCE_S)
     await _fire_marker(world)
-    await acme.flush()
+    await told(acme)
 
     assert event.subject == "timer.events.acme.DueTimeReached"
     assert (own.pending_msgs, for_others.pending_msgs) == (0, 0)

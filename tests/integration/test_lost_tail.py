@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from structlog.testing import capture_logs
 
 from tests.support import messages
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, at, call
 from timer_service.adapters.nats.bus import NatsBus
@@ -220,7 +220,7 @@ async def test_what_the_broker_has_lost_is_not_acknowledged_in_the_place_of_what
         new, _ = await site.receive(acknowledge=False)
 
         await lost.acknowledge()
-        await site.client.flush()
+        await told(site.client)
         assert await site.left() == 1
 
         await new.acknowledge()

@@ -11,7 +11,7 @@ from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
 
 from tests.support import messages
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.lines import BATCH_SIZE, until
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client import wire
@@ -42,7 +42,7 @@ async def test_however_many_subjects_a_tenant_makes_up_the_answer_does_not_grow(
             for _ in range(2):
                 for number in range(2_000):
                     await client.publish(f"{prefix}.commands.acme.made-up-{number}-{len(sizes)}", b"")
-                await client.flush()
+                await told(client)
                 stream = f"{prefix.upper()}_COMMANDS"
                 asked = json.dumps({"subjects_filter": f"{prefix}.commands.*.ScheduleTimer"}).encode()
                 sizes.append(len((await client.request(f"$JS.API.STREAM.INFO.{stream}", asked)).data))

@@ -12,7 +12,7 @@ from tests.contract.test_source_and_sink import (
     send_schedule,
     until_unfinished,
 )
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.lines import BATCH_SIZE, NatsLine, nats_line, until
 from timer_service.adapters.nats.bus import USUAL_MEANS, NatsMeans
 from timer_service.adapters.nats.letters import LetterLimits
@@ -94,7 +94,7 @@ async def test_a_message_whose_letter_fails_is_given_back_with_a_delay_that_grow
         words.append(message.data)
 
     await nats.client.subscribe(f"$JS.ACK.{nats.stream}.>", cb=hear)
-    await nats.client.flush()
+    await told(nats.client)
     await nats.fill_letters()
     await send_rubbish(nats)
 

@@ -16,7 +16,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from structlog.testing import capture_logs
 
-from tests.support.broker import NatsServer
+from tests.support.broker import NatsServer, told
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import at, scheduled_timer
 from timer_client import OperatorClient, wire
@@ -245,7 +245,7 @@ async def test_what_comes_in_while_it_stops_is_refused_and_what_is_under_way_is_
 
         async def one_more() -> None:
             await line.client.publish(f"{line.prefix}.api.acme.get", b"{}", reply="_INBOX.late")
-            await line.client.flush()
+            await told(line.client)
 
         served_by.one_more = one_more
         stopping = asyncio.create_task(line.api.stop())

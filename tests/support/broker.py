@@ -10,6 +10,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+from nats.aio.client import Client
+
 from tests.support.patience import PATIENCE_S
 
 SHIPPED_PERMISSIONS = Path(__file__).parents[2] / "deploy" / "nats" / "roles.conf"
@@ -31,6 +33,15 @@ def free_port() -> int:
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+async def told(client: Client) -> None:
+    """Wait until the server has all that a client has said so far, its subscriptions too.
+
+    Twice, because nats-py sends a ping past what it has not yet written.
+    """
+    await client.flush(timeout=int(PATIENCE_S))
+    await client.flush(timeout=int(PATIENCE_S))
 
 
 class NatsServer:

@@ -67,3 +67,28 @@ async def test_what_is_too_large_is_named_and_the_rest_is_sent() -> None:
 
     assert too_large == [0]
     assert client._pending == [b"PUB a  1\r\n1\r\n"]
+
+
+async def test_a_ping_follows_what_was_said_before_it() -> None:
+    said: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload": 1048576, "headers": true}\r\n')
+        while line := await reader.readline():
+            said.append(line.strip())
+            if said[-1] == b"PING":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        client = TolerantClient()
+        await client.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        subscription = await client.subscribe("a.b")
+        await client.flush()
+        subscribed = said[-2:]
+        await client.send_no_more(subscription)
+        await client.flush()
+        await client.close()
+
+    assert subscribed == [b"SUB a.b  1", b"PING"]
+    assert said[-2:] == [b"UNSUB 1", b"PING"]

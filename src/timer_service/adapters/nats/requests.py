@@ -126,8 +126,6 @@ class RequestApi:
         ]
         for subscription in self._subscriptions:
             client.deliver_at_once(subscription)
-        # Twice, because nats-py may send the first ping ahead of the subscriptions.
-        await client.flush(timeout=LISTEN_TIMEOUT_S)
         await client.flush(timeout=LISTEN_TIMEOUT_S)
 
     @property
