@@ -212,6 +212,7 @@ STORIES: dict[str, Plan] = {
     ),
     "a stop between an event and its mark": _plan(
         *(_schedule(2.5, "acme", f"order-{number}", 3.0, number) for number in (1, 2)),
+        askings=[_ask(3.045, "cancel", "acme", "order-1")],
         faults=[Fault(3.055, "stop", 0.03)],
         disk_latency_s=0.03,
         ends_at=3.3,
@@ -224,7 +225,7 @@ STORIES: dict[str, Plan] = {
         askings=[_ask(1.15, "cancel", "acme", "order-6")],
         faults=[Fault(1.5, "busy", 0.1, size=1.0)],
         batch_size=4,
-        disk_latency_s=0.015,
+        disk_latency_s=0.012,
         ends_at=1.6,
         crash_from_s=1.0,
     ),

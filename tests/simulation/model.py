@@ -378,19 +378,24 @@ class Model:
     def ended_in_order(self, life: int) -> None:
         """Check that a process which was asked to stop has finished what it had in hand."""
         for firing, send in self._sends.items():
-            raw = self.rows.get(firing[:2])
-            if send.life != life or raw is None or raw[2] != SCHEDULED:
-                continue
-            if (_row(raw).generation, _row(raw).due_ms) == firing[2:]:
+            if send.life == life and self._is_pending(firing):
                 self._violated("I3", f"{firing} was published, and the process stopped without marking it")
 
     def confirmation_arrived(self, inbox: str, body: bytes) -> None:
         send = self._awaited.pop(inbox, None)
         if send is not None and b'"error"' not in body and body:
             send.confirmed_at = self.around.now()
-            if self._sends[send.firing] is send and self._is_known(send):
+            # What was changed while its event was on its way is never marked.
+            if self._sends[send.firing] is send and self._is_known(send) and self._is_pending(send.firing):
                 self._unmarked[send.firing] = send
                 self._check_unmarked()
+
+    def _is_pending(self, firing: Firing) -> bool:
+        """Return whether the row still has the timer as it was when it fired."""
+        raw = self.rows.get(firing[:2])
+        return (
+            raw is not None and raw[2] == SCHEDULED and (_row(raw).generation, _row(raw).due_ms) == firing[2:]
+        )
 
     def _is_known(self, send: _Send) -> bool:
         """Return whether the service must have learned that its event was confirmed."""
