@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from timer_service import __version__
+from timer_service.domain.callback import Callback, NoCallback
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import (
     CancelTimer,
@@ -90,13 +91,15 @@ class Timers:
         due_at: datetime,
         correlation_id: CorrelationId | None,
         trace: Trace | None,
+        callback: Callback | NoCallback | None = None,
     ) -> Settled:
         """Schedule or move a timer, wake the worker for it, and answer after the commit.
 
-        The request is newer than every command in the stream at its time.
+        The request is newer than every command in the stream at its time. Without a callback the timer
+        keeps the one that it has.
         """
         settled = await self._desk.decide(
-            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace)
+            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace, callback)
         )
         self._wake_for(due_at)
         return settled

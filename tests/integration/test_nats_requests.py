@@ -30,6 +30,7 @@ from timer_service.domain.admission import (
     RateLimit,
     TurnLimits,
 )
+from timer_service.domain.callback import Callback, NoCallback
 from timer_service.domain.errors import RequestRefused, StoreBusy, StoreFailed, TimerNotFound
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import Outcome, Timer
@@ -88,6 +89,7 @@ class FakeTimers(Timers):
         due_at: datetime,
         correlation_id: CorrelationId | None,
         trace: Trace | None,
+        callback: Callback | NoCallback | None = None,
     ) -> Settled:
         return Settled(Outcome.SCHEDULED, scheduled_timer(service_call_id))
 

@@ -6,6 +6,8 @@ from hashlib import sha256
 from typing import NewType
 from uuid import UUID
 
+from timer_service.domain.callback import Callback, NoCallback
+
 TenantId = NewType("TenantId", str)
 ServiceCallId = NewType("ServiceCallId", str)
 CorrelationId = NewType("CorrelationId", str)
@@ -58,6 +60,8 @@ class ScheduleTimer(Keyed):
     correlation_id: CorrelationId | None
     position: Position
     trace: Trace | None = None
+    callback: Callback | NoCallback | None = None
+    """How to fire over HTTP; None leaves it as it is, which is on the bus for a new timer."""
 
 
 @dataclass(frozen=True, slots=True)

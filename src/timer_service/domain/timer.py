@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from timer_service.domain.callback import Callback, NoCallback, Sink
 from timer_service.domain.messages import (
     CancelTimer,
     Command,
@@ -29,6 +30,7 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     TenantId,
+    TimerKey,
     Trace,
 )
 
@@ -59,6 +61,7 @@ class Outcome(StrEnum):
 
 
 _SETS_A_DUE_TIME: Final = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
+_TAKES_A_CALLBACK: Final = _SETS_A_DUE_TIME | {Outcome.UNCHANGED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,9 @@ class Timer(Keyed):
     """The command that has set the correlation id."""
     trace_position: Position | None = None
     """The command that has set the trace."""
+    sink: Sink = Sink.BUS
+    callback_revision: int = 0
+    """Counts the callbacks that this timer has had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,17 @@ def nearest_due_at(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> 
     return min(due_times, default=None)
 
 
+def accepted_callbacks(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> dict[TimerKey, Callback]:
+    """Return the callbacks that some commands have given to their timers."""
+    return {
+        command.key: command.callback
+        for command, outcome in zip(commands, outcomes, strict=True)
+        if isinstance(command, ScheduleTimer)
+        and isinstance(command.callback, Callback)
+        and outcome in _TAKES_A_CALLBACK
+    }
+
+
 def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
     """Return the timer as reached, or as it is if that generation no longer stands."""
     if timer.state is not TimerState.SCHEDULED or timer.generation != generation:
@@ -183,6 +200,7 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
             due_position=at,
             correlation_position=None if correlation_id is None else at,
             trace_position=None if trace is None else at,
+            **_target(command),
         ), Outcome.SCHEDULED
     # A cancel of an unknown timer is remembered: the schedule that it overtook must not fire.
     return Timer(
@@ -211,6 +229,7 @@ def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
     scheduled = replace(
         timer,
         **_values(command),
+        **_target(command, timer.callback_revision),
         state=TimerState.SCHEDULED,
         generation=timer.generation + 1 if moved else timer.generation,
         cancelled_at=None,
@@ -238,6 +257,15 @@ def _complete(timer: Timer, command: Command) -> Timer:
         return timer
     moved = values.get("due_at", timer.due_at) != timer.due_at
     return replace(timer, **values, generation=timer.generation + 1 if moved else timer.generation)
+
+
+def _target(command: ScheduleTimer, revision: int = 0) -> dict[str, Any]:
+    """Return where a timer fires from now on, if the command says so."""
+    if command.callback is None:
+        return {}
+    if isinstance(command.callback, NoCallback):
+        return {"sink": Sink.BUS}
+    return {"sink": Sink.HTTP, "callback_revision": revision + 1}
 
 
 def _values(

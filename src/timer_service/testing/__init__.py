@@ -1,4 +1,4 @@
-"""A clock, a store and a broker for tests: no machine, no disk, no network.
+"""A clock, a store, a broker and a receiver for tests: no machine, no disk, no network.
 
 They keep the promises of the ports that they stand in for (the same suites run against them and the real
 adapters), so that a test may build workflows or a whole `Service` from them::
@@ -15,6 +15,7 @@ No module of the service imports them.
 
 from timer_service.testing.bus import MemoryEventBus
 from timer_service.testing.clock import START, ManualClock
+from timer_service.testing.receiver import ScriptedSender
 from timer_service.testing.store import MemoryTimerStore
 
-__all__ = ["START", "ManualClock", "MemoryEventBus", "MemoryTimerStore"]
+__all__ = ["START", "ManualClock", "MemoryEventBus", "MemoryTimerStore", "ScriptedSender"]

@@ -1,0 +1,169 @@
+"""Where deliveries are kept, as the core sees it.
+
+A delivery comes into being in the transaction that marks its timer as reached (`Claim.mark_reached`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from timer_service.domain.callback import Callback
+from timer_service.domain.delivery import Attempt, Delivery, DeliveryState
+from timer_service.domain.messages import (
+    CorrelationId,
+    Keyed,
+    ServiceCallId,
+    TenantId,
+    TimerKey,
+    Trace,
+)
+
+Lane = tuple[TenantId, str]
+"""One tenant's callbacks to one receiver, which is known by its origin."""
+Place = tuple[datetime, TenantId, ServiceCallId]
+"""A place in the order of what waits: by the time of the next attempt, then by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDelivery(Keyed):
+    """What the choice of the next attempts needs of a delivery."""
+
+    tenant_id: TenantId
+    service_call_id: ServiceCallId
+    origin: str
+    next_attempt_at: datetime
+
+    @property
+    def lane(self) -> Lane:
+        """Whose it is, and where it goes."""
+        return self.tenant_id, self.origin
+
+    @property
+    def place(self) -> Place:
+        """Where it stands among all that waits."""
+        return self.next_attempt_at, self.tenant_id, self.service_call_id
+
+
+@dataclass(frozen=True, slots=True)
+class DuePage:
+    """Some of what waits, in its order."""
+
+    found: Sequence[WaitingDelivery]
+    next_attempt_at: datetime | None
+    """The earliest attempt that is yet to come; None if there is none, or if more is due than was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDelivery:
+    """A delivery whose next attempt is ours, with all that the attempt needs."""
+
+    delivery: Delivery
+    callback: Callback
+    correlation_id: CorrelationId | None
+    trace: Trace | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRecord:
+    """All that is kept of a timer's callback."""
+
+    callback: Callback
+    delivery: Delivery | None
+    """None until the timer has fired."""
+    attempts: tuple[Attempt, ...] = ()
+    """The newest that failed, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What an attempt came to."""
+
+    before: Delivery
+    """As it was claimed."""
+    after: Delivery
+    failure: Attempt | None = None
+    """To be kept beside it; None if it succeeded, or if no attempt was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryQuery:
+    """Which deliveries of one tenant to list or to replay."""
+
+    tenant_id: TenantId
+    state: DeliveryState | None = None
+    origin: str | None = None
+    opened_from: datetime | None = None
+    """Inclusive."""
+    opened_before: datetime | None = None
+    """Exclusive."""
+    service_call_id: ServiceCallId | None = None
+    """Of one timer only."""
+    after: tuple[datetime, ServiceCallId] | None = None
+    """When the last delivery of the page before was opened, and its id."""
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryCounts:
+    """What there is, for health and metrics."""
+
+    waiting: int
+    overdue: int
+    """Waiting with an attempt that should have begun."""
+    oldest_overdue_at: datetime | None
+    failed: int
+    """Kept, and open to a replay."""
+
+
+class DeliveryStore(Protocol):
+    """The durable table of deliveries, beside that of the timers."""
+
+    async def due(
+        self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
+    ) -> DuePage:
+        """Return up to `limit` waiting deliveries whose next attempt may begin, those longest due first.
+
+        `after` goes on behind a place, `lane` asks for one tenant and receiver only. What another instance
+        has claimed is not among them until that instance is gone or late.
+        """
+        ...
+
+    async def claim(self, keys: Sequence[TimerKey], now: datetime) -> Sequence[ClaimedDelivery]:
+        """Make the next attempts of these deliveries ours, and return those that are still free and due.
+
+        A claim ends with `finish`, or by itself: with the process, or some time after the attempt should have
+        ended. Nothing of it is held while the attempt is under way.
+        """
+        ...
+
+    async def finish(self, finished: Sequence[Finished]) -> int:
+        """Keep what attempts came to, in one durable transaction, and return how many still counted.
+
+        An attempt whose claim was taken over, or whose delivery was ended or replayed meanwhile, changes
+        nothing. Raises TransientError with nothing changed, as far as one can know; repeating it is harmless.
+        """
+        ...
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        """Return what is kept of the callbacks of these timers; a timer without one is missing."""
+        ...
+
+    async def list_deliveries(self, query: DeliveryQuery) -> Sequence[Delivery]:
+        """Return a page of one tenant's deliveries by the time at which they were opened, then by id."""
+        ...
+
+    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
+        """Let up to `limit` ended deliveries that a query finds wait again, in one durable transaction.
+
+        Returns how many do now; those that wait already are left as they are. Repeating it goes on.
+        """
+        ...
+
+    async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
+        """End a waiting delivery; return it as it is then, or None if there is none."""
+        ...
+
+    async def count(self, now: datetime) -> DeliveryCounts:
+        """Count what there is, without holding up anything else."""
+        ...
