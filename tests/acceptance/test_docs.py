@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.requests import ask
 from tests.support.world import World
-from timer_client import TimerClient
+from timer_client import Timers
 
 MESSAGES = "docs/messages.md"
 LONG_BODY = b"x" * 65_537
@@ -199,11 +199,11 @@ async def test_the_permissions_let_a_tenant_use_all_that_is_its_own(guarded_worl
     """What the documents offer: commands, the API, and a durable consumer of events and of dead letters."""
     service = guarded_world.service(**SERVICE_USER).start_ready()
     errors = await _connect(guarded_world, **ACME_USER)
-    timers = TimerClient(guarded_world.client)
+    timers = Timers(guarded_world.client, tenant="acme")
 
-    await timers.schedule("acme", "order-1", datetime.now(UTC))
-    await timers.schedule("acme", "order-2", datetime(9999, 1, 1, tzinfo=UTC))
-    await timers.cancel("acme", "order-2")
+    await timers.schedule("order-1", datetime.now(UTC))
+    await timers.schedule("order-2", datetime(9999, 1, 1, tzinfo=UTC))
+    await timers.cancel("order-2")
     await guarded_world.send_raw("timer.commands.acme.Other", b"{}")
     due = {"serviceCallId": "order-3", "dueAt": "9999-01-01T00:00:00Z"}
     scheduled = await ask(guarded_world, "schedule", **due)

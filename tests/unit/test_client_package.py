@@ -59,7 +59,6 @@ def test_the_old_place_says_where_the_client_is_now() -> None:
         old = importlib.import_module("timer_service.client")
 
     assert old.CallRefused is timer_client.RequestRefused
-    assert issubclass(old.TimerClient, timer_client.TimerClient)
     assert issubclass(old.TimerClient, timer_client.OperatorClient)
 
 
@@ -81,6 +80,7 @@ class AnsweringConnection:
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.asked: list[tuple[str, Any]] = []
+        self.last_error = None
 
     def jetstream(self) -> None:
         return None
@@ -102,10 +102,10 @@ TIMER = {
 
 async def test_a_list_is_narrowed_as_the_wire_has_it_and_read_by_its_model() -> None:
     connection = AnsweringConnection(json.dumps({"timers": [TIMER]}).encode())
-    client = timer_client.TimerClient(cast("Client", connection))
+    client = timer_client.Timers(cast("Client", connection), tenant="acme")
     due_from = datetime(2026, 12, 1, 10, 0, 0, 1, tzinfo=timezone(timedelta(hours=1)))
 
-    found = [timer async for timer in client.list_timers("acme", 10, state="Scheduled", due_from=due_from)]
+    found = [timer async for timer in client.list(limit=10, state="Scheduled", due_from=due_from)]
 
     assert [wire.fields_of(timer) for timer in found] == [TIMER]
     narrowed = {"state": "Scheduled", "dueFrom": "2026-12-01T09:00:00.001Z", "limit": 10}
@@ -113,10 +113,10 @@ async def test_a_list_is_narrowed_as_the_wire_has_it_and_read_by_its_model() -> 
 
 
 async def test_an_answer_that_the_service_never_gives_is_refused() -> None:
-    client = timer_client.TimerClient(cast("Client", AnsweringConnection(b'{"timer": {}}')))
+    client = timer_client.Timers(cast("Client", AnsweringConnection(b'{"timer": {}}')), tenant="acme")
 
     with pytest.raises(timer_client.RequestRefused, match="the answer cannot be read: timer"):
-        await client.get("acme", "order-1")
+        await client.get("order-1")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

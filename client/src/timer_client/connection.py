@@ -1,5 +1,6 @@
-"""What the clients share: a connection that the caller owns, the names on it, and how an answer is read."""
+"""What the clients share: a connection that the caller owns, its names, how one asks and publishes."""
 
+import asyncio
 import json
 import secrets
 import time
@@ -8,35 +9,94 @@ from uuid import UUID
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.js.api import PubAck
 from nats.js.client import JetStreamContext
+from nats.js.errors import APIError, NoStreamResponseError
 
 from timer_client import wire
-from timer_client.subjects import StreamNames, Subjects
+from timer_client.errors import NotPermitted, RequestRefused, ServiceAway, TimerError, TimerNotFound
+from timer_client.subjects import PREFIX_RULE, StreamNames, Subjects, is_prefix
 
 ANSWER_TIMEOUT_S: Final = 5.0
+PUBLISH_TIMEOUTS_S: Final = (1.0, 2.0, 5.0, 10.0)
+"""How long each try to publish a command waits for the broker; all of them carry one id."""
+RETRY_PAUSE_S: Final = 0.25
+"""Between tries where the broker says at once that it has no stream: it may just have started."""
 
 Answer = TypeVar("Answer", bound=wire.Model)
-
-
-class RequestRefused(Exception):
-    """The service answered a request with an error."""
-
-    def __init__(self, code: str, description: str, retry_after_s: int | None = None) -> None:
-        super().__init__(f"{code}: {description}")
-        self.code = code
-        self.description = description
-        self.retry_after_s = retry_after_s
-        """How long to wait before asking again, if the service says so."""
 
 
 class BrokerClient:
     """A NATS connection that the caller owns, and the names of the service on it."""
 
     def __init__(self, connection: Client, *, prefix: str = "timer", domain: str | None = None) -> None:
+        if not is_prefix(prefix):
+            raise ValueError(f"prefix must be {PREFIX_RULE} (got {prefix!r})")
         self._connection = connection
+        self._domain = domain
         self._jetstream: JetStreamContext = connection.jetstream(**({"domain": domain} if domain else {}))
         self._subjects = Subjects(prefix)
         self._streams = StreamNames.of(prefix)
+
+    async def _ask(self, subject: str, request: wire.Model, model: type[Answer]) -> Answer:
+        """Send a request and return its answer; once only, because not every request may be repeated."""
+        before = self._connection.last_error
+        try:
+            message = await self._connection.request(
+                subject, wire.write_model(request), timeout=ANSWER_TIMEOUT_S
+            )
+        except NatsError as error:
+            raise self._explain(error, subject, before) from error
+        return as_model(model, read_answer(message))
+
+    async def _publish(self, subject: str, body: bytes, message_id: str) -> PubAck:
+        """Publish until the broker confirms, under one id: what arrives twice is stored once."""
+        before = self._connection.last_error
+        for timeout_s in PUBLISH_TIMEOUTS_S:
+            try:
+                return await self._jetstream.publish(
+                    subject, body, timeout=timeout_s, headers={"Nats-Msg-Id": message_id}
+                )
+            except (TimeoutError, NoStreamResponseError) as error:
+                failure: NatsError | TimeoutError = error
+                if self._is_forbidden(subject, before):
+                    break
+            except NatsError as error:
+                failure = error
+                break
+            await asyncio.sleep(RETRY_PAUSE_S)
+        raise self._explain(failure, subject, before) from failure
+
+    def _explain(self, error: Exception, subject: str, before: Exception | None) -> TimerError:
+        """Return what an error of the broker means for the caller, and what to do about it."""
+        prefix = self._subjects.prefix
+        if self._is_forbidden(subject, before):
+            return NotPermitted(
+                f"the broker does not let this user publish to {subject}: grant it (docs/permissions.md)"
+            )
+        if isinstance(error, NoStreamResponseError):
+            return ServiceAway(
+                f"no stream takes {subject}: start timer-service on this broker once, or give Timers the"
+                f" prefix (TIMER_SUBJECT_PREFIX) and the domain that the service has (prefix is {prefix!r})"
+            )
+        if isinstance(error, NoRespondersError):
+            return ServiceAway(
+                f"no timer-service answers on {subject}: start it, or give Timers the prefix"
+                f" (TIMER_SUBJECT_PREFIX) that it has (prefix is {prefix!r})"
+            )
+        if isinstance(error, APIError):
+            return RequestRefused(str(error.code), f"the broker refused {subject}: {error.description}")
+        if isinstance(error, TimeoutError):
+            return ServiceAway(f"no answer on {subject} in time: it may have been carried out, or not")
+        return ServiceAway(f"the broker cannot be reached: {error}")
+
+    def _is_forbidden(self, subject: str, before: Exception | None) -> bool:
+        """Return whether the broker forbade this since; nats-py puts its words into lower case."""
+        last = self._connection.last_error
+        told = "" if last is None or last is before else str(last)
+        return "permissions violation" in told and f'"{subject.lower()}"' in told
 
 
 def read_answer(message: Msg) -> dict[str, Any]:
@@ -44,10 +104,9 @@ def read_answer(message: Msg) -> dict[str, Any]:
     headers = message.headers or {}
     if "Nats-Service-Error" in headers:
         wait = headers.get("Retry-After", "")
-        raise RequestRefused(
-            headers.get("Nats-Service-Error-Code", ""),
-            headers["Nats-Service-Error"],
-            int(wait) if wait.isdigit() else None,
+        code = headers.get("Nats-Service-Error-Code", "")
+        raise (TimerNotFound if code == "404" else RequestRefused)(
+            code, headers["Nats-Service-Error"], int(wait) if wait.isdigit() else None
         )
     result: dict[str, Any] = json.loads(message.data)
     return result

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -16,11 +17,12 @@ from timer_client import wire
 from timer_client.connection import (
     ANSWER_TIMEOUT_S,
     BrokerClient,
-    RequestRefused,
     as_model,
     check_ids,
     read_answer,
 )
+from timer_client.errors import RequestRefused
+from timer_client.events import Reached, watch_events
 from timer_client.subjects import SERVICE_NAME
 
 QUIET_S: Final = 0.15
@@ -39,6 +41,15 @@ class OperatorClient(BrokerClient):
         """Accept a leap of each instance's wall clock; return the seconds of each."""
         answers = await self._ask_all(self._subjects.clock_accept)
         return [as_model(wire.ClockAnswer, answer) for answer in answers]
+
+    def watch(
+        self, tenant_id: str | None = None, *, subscribed: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Reached]:
+        """Yield each event of one tenant, or of all, as it is published.
+
+        `subscribed` is called from when no event can be missed.
+        """
+        return watch_events(self._connection, self._subjects.event(tenant_id or "*"), subscribed)
 
     async def dead_letters(self, tenant_id: str | None, since: datetime, limit: int) -> list[dict[str, Any]]:
         """Return the newest dead letters since a moment, the newest last; `letter` is the number of each."""

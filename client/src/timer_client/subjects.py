@@ -1,5 +1,6 @@
 """The names of subjects and streams, all derived from one prefix."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +9,14 @@ from timer_client import wire
 UNKNOWN_TENANT: Final = "_"
 SERVICE_NAME: Final = "timer"
 """What the request API is called among NATS micro services."""
+PREFIX_RULE: Final = "tokens of letters, digits, _ and -, separated by dots"
+
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def is_prefix(text: str) -> bool:
+    """Return whether `text` can begin the names of subjects."""
+    return _PREFIX.fullmatch(text) is not None
 
 
 class Subjects:
@@ -27,6 +36,10 @@ class Subjects:
     def event(self, tenant_id: str) -> str:
         """Return where a tenant's events appear."""
         return f"{self.prefix}.events.{tenant_id}.{wire.DUE_TIME_REACHED}"
+
+    def events_of(self, tenant_id: str) -> str:
+        """Return where a tenant's events of every type appear."""
+        return f"{self.prefix}.events.{tenant_id}.*"
 
     def dead_letter(self, tenant_id: str | None) -> str:
         """Return where the dead letters of a tenant go."""

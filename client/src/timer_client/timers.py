@@ -1,23 +1,45 @@
-"""What a tenant does: schedule and cancel timers, look at them, watch them fire.
+"""What a tenant does: schedule and cancel timers, look at them, wait for them, handle their firings.
 
 Every other language does the same by docs/messages.md.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Literal, TypeAlias, TypedDict, Unpack, overload
 
+from nats.aio.client import Client
+
+from timer_client import due as times
 from timer_client import wire
-from timer_client.connection import (
-    ANSWER_TIMEOUT_S,
-    Answer,
-    BrokerClient,
-    as_model,
-    check_ids,
-    new_id,
-    now_ms,
-    read_answer,
-)
+from timer_client.connection import BrokerClient, check_ids, new_id, now_ms
+from timer_client.errors import TimerCancelled
+from timer_client.events import Listening, Reached, watch_events
+from timer_client.waiting import wait_for
+
+Timer: TypeAlias = wire.TimerView
+"""A timer as the service has it."""
+
+
+class Outcome(StrEnum):
+    """What a request has done."""
+
+    SCHEDULED = "scheduled"
+    RESCHEDULED = "rescheduled"
+    UNCHANGED = "unchanged"
+    CANCELLED = "cancelled"
+    NOT_FOUND = "not_found"
+    ALREADY_REACHED = "already_reached"
+    ALREADY_CANCELLED = "already_cancelled"
+    ALREADY_EXPIRED = "already_expired"
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What may be said of a timer beside its due time."""
+
+    correlation_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,125 +52,175 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A DueTimeReached event as it came in."""
+class Decision:
+    """What a confirmed request has done, and the timer as it is now."""
 
-    envelope: wire.Envelope
-    payload: wire.DueTimeReachedPayload
-    body: bytes
-    received_ms: int
-
-    @property
-    def lateness_ms(self) -> int:
-        """Return how long after its due time the event arrived here, by this machine's clock."""
-        return self.received_ms - round(self.payload.due_at.timestamp() * 1000)
+    outcome: Outcome
+    timer: Timer
 
 
-class TimerClient(BrokerClient):
-    """Schedule, cancel and watch timers over a NATS connection that the caller owns."""
+class Timers(BrokerClient):
+    """One tenant's timers, over a NATS connection that the caller owns."""
 
+    def __init__(
+        self, connection: Client, *, tenant: str, prefix: str = "timer", domain: str | None = None
+    ) -> None:
+        check_ids(tenant)
+        super().__init__(connection, prefix=prefix, domain=domain)
+        self.tenant = tenant
+        self._listening = Listening(connection, self._subjects.events_of(tenant))
+        self._asleep: set[str] = set()
+
+    @overload
     async def schedule(
         self,
-        tenant_id: str,
         service_call_id: str,
-        due_at: datetime,
+        due: timedelta | datetime,
         *,
-        correlation_id: str | None = None,
-    ) -> Accepted:
-        """Ask for a DueTimeReached at this time; asking again moves the time."""
-        return await self._publish(tenant_id, service_call_id, _in_utc("due_at", due_at), correlation_id)
-
-    async def cancel(self, tenant_id: str, service_call_id: str) -> Accepted:
-        """Say that the timer is no longer wanted."""
-        return await self._publish(tenant_id, service_call_id, None, None)
-
-    async def watch(
-        self, tenant_id: str | None = None, *, subscribed: Callable[[], None] = lambda: None
-    ) -> AsyncIterator[Reached]:
-        """Yield each event as it is published; earlier ones are in the stream.
-
-        `subscribed` is called from when no event can be missed.
-        """
-        subscription = await self._connection.subscribe(self._subjects.event(tenant_id or "*"))
-        # Twice, because nats-py may send the first ping ahead of the subscription.
-        await self._connection.flush()
-        await self._connection.flush()
-        subscribed()
-        async for message in subscription.messages:
-            received_ms = now_ms()
-            try:
-                envelope = wire.read_envelope(message.data)
-                payload = wire.read_payload(envelope)
-            except wire.WireError:
-                continue  # Not one of the service's: anybody with the permission can publish here.
-            if isinstance(payload, wire.DueTimeReachedPayload):
-                yield Reached(envelope, payload, message.data, received_ms)
-
-    async def get(self, tenant_id: str, service_call_id: str) -> wire.TimerView:
-        """Return one timer, or raise RequestRefused with code 404."""
-        check_ids(tenant_id, service_call_id)
-        request = wire.GetRequest(serviceCallId=service_call_id)
-        return (await self._request(tenant_id, "get", request, wire.GetAnswer)).timer
-
-    async def list_timers(
+        confirm: Literal[False] = False,
+        **options: Unpack[ScheduleOptions],
+    ) -> Accepted: ...
+    @overload
+    async def schedule(
         self,
-        tenant_id: str,
-        limit: int,
+        service_call_id: str,
+        due: timedelta | datetime,
+        *,
+        confirm: Literal[True],
+        **options: Unpack[ScheduleOptions],
+    ) -> Decision: ...
+    async def schedule(
+        self,
+        service_call_id: str,
+        due: timedelta | datetime,
+        *,
+        confirm: bool = False,
+        correlation_id: str | None = None,
+    ) -> Accepted | Decision:
+        """Have a timer fire after a span or at a moment; asking again moves it.
+
+        Without `confirm` it is a command: the broker keeps it, also while the service is away. With `confirm`
+        the service decides now, and the answer is definite.
+        """
+        check_ids(self.tenant, service_call_id, correlation_id)
+        due_at = self._due_at(due)
+        if not confirm:
+            return await self._command(service_call_id, due_at, correlation_id)
+        request = wire.ScheduleRequest.model_construct(
+            service_call_id=service_call_id, due_at=due_at, correlation_id=correlation_id
+        )
+        answer = await self._ask(self._api("schedule"), request, wire.ScheduleAnswer)
+        return Decision(Outcome(answer.outcome), answer.timer)
+
+    @overload
+    async def cancel(self, service_call_id: str, *, confirm: Literal[False] = False) -> Accepted: ...
+    @overload
+    async def cancel(self, service_call_id: str, *, confirm: Literal[True]) -> Decision: ...
+    async def cancel(self, service_call_id: str, *, confirm: bool = False) -> Accepted | Decision:
+        """Say that a timer is no longer wanted; with `confirm`, learn whether that was in time."""
+        check_ids(self.tenant, service_call_id)
+        if not confirm:
+            return await self._command(service_call_id, None, None)
+        request = wire.GetRequest(serviceCallId=service_call_id)
+        answer = await self._ask(self._api("cancel"), request, wire.CancelAnswer)
+        return Decision(Outcome(answer.outcome), answer.timer)
+
+    async def get(self, service_call_id: str) -> Timer:
+        """Return one timer, or raise TimerNotFound."""
+        check_ids(self.tenant, service_call_id)
+        request = wire.GetRequest(serviceCallId=service_call_id)
+        return (await self._ask(self._api("get"), request, wire.GetAnswer)).timer
+
+    async def list(
+        self,
         *,
         state: wire.StateText | None = None,
         correlation_id: str | None = None,
         due_from: datetime | None = None,
         due_before: datetime | None = None,
-    ) -> AsyncIterator[wire.TimerView]:
-        """Yield a tenant's timers by due time, at most `limit`; each argument narrows the list."""
-        check_ids(tenant_id, correlation_id=correlation_id)
+        limit: int | None = None,
+    ) -> AsyncIterator[Timer]:
+        """Yield timers by due time, all of them or at most `limit`; each argument narrows the list."""
+        check_ids(self.tenant, correlation_id=correlation_id)
         request = wire.ListRequest.model_construct(
             state=state,
             correlation_id=correlation_id,
-            due_from=None if due_from is None else _in_utc("due_from", due_from),
-            due_before=None if due_before is None else _in_utc("due_before", due_before),
+            due_from=None if due_from is None else times.moment("due_from", due_from),
+            due_before=None if due_before is None else times.moment("due_before", due_before),
         )
-        while limit > 0:
-            request = request.model_copy(update={"limit": min(limit, wire.MAX_PAGE)})
-            page = await self._request(tenant_id, "list", request, wire.ListAnswer)
+        left = limit
+        while left is None or left > 0:
+            size = wire.MAX_PAGE if left is None else min(left, wire.MAX_PAGE)
+            page = await self._ask(
+                self._api("list"), request.model_copy(update={"limit": size}), wire.ListAnswer
+            )
             for timer in page.timers:
                 yield timer
-            limit -= len(page.timers)
             if page.cursor is None:
                 return
+            left = None if left is None else left - len(page.timers)
             request = request.model_copy(update={"cursor": page.cursor})
 
-    async def _request(
-        self, tenant_id: str, endpoint: str, request: wire.Model, model: type[Answer]
-    ) -> Answer:
-        subject = self._subjects.api(tenant_id, endpoint)
-        message = await self._connection.request(subject, wire.write_model(request), timeout=ANSWER_TIMEOUT_S)
-        return as_model(model, read_answer(message))
+    def watch(self, *, subscribed: Callable[[], None] = lambda: None) -> AsyncIterator[Reached]:
+        """Yield each event as it is published; for those that must not be missed there is `consume`.
 
-    async def _publish(
-        self, tenant_id: str, service_call_id: str, due_at: datetime | None, correlation_id: str | None
+        `subscribed` is called from when no event can be missed.
+        """
+        return watch_events(self._connection, self._subjects.event(self.tenant), subscribed)
+
+    async def wait(self, service_call_id: str, *, timeout: timedelta | None = None) -> Timer:  # noqa: ASYNC109 - a timedelta
+        """Wait until a timer has ended and return it; raise TimeoutError if that takes too long."""
+        check_ids(self.tenant, service_call_id)
+        limit_s = None if timeout is None else times.span_ms("timeout", timeout) / 1000
+        try:
+            async with asyncio.timeout(limit_s):
+                return await wait_for(service_call_id, self.get, self._listening, patient=False)
+        except TimeoutError as error:
+            raise TimeoutError(f"{service_call_id} has not ended within {timeout}") from error
+
+    async def sleep(self, name: str, span: timedelta) -> Timer:
+        """Sleep until a timer of this name fires; a process that was restarted goes on with the same sleep.
+
+        The first due time counts: whoever sleeps under the same name later returns when it is reached.
+        """
+        times.span_ms("span", span)
+        check_ids(self.tenant, name)
+        if name in self._asleep:
+            raise ValueError(f"{name!r} is being slept already: give every sleep a name of its own")
+        self._asleep.add(name)
+        try:
+            await self.schedule(name, span)
+            timer = await wait_for(name, self.get, self._listening, patient=True)
+        finally:
+            self._asleep.discard(name)
+        if timer.state == "Cancelled":
+            raise TimerCancelled(f"the sleep {name!r} was cancelled")
+        return timer
+
+    def _api(self, endpoint: str) -> str:
+        return self._subjects.api(self.tenant, endpoint)
+
+    def _due_at(self, due: object) -> datetime:
+        times.check_due(due)
+        if isinstance(due, timedelta):
+            due_ms = now_ms() + times.span_ms("due", due)
+            return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=due_ms)
+        return times.moment("due", due)
+
+    async def _command(
+        self, service_call_id: str, due_at: datetime | None, correlation_id: str | None
     ) -> Accepted:
-        check_ids(tenant_id, service_call_id, correlation_id)
         command_id = new_id()
         body = wire.write_command(
             message_id=command_id,
             timestamp_ms=now_ms(),
-            tenant_id=tenant_id,
+            tenant_id=self.tenant,
             service_call_id=service_call_id,
             due_at=due_at,
             correlation_id=correlation_id,
         )
         command_type = wire.CANCEL_TIMER if due_at is None else wire.SCHEDULE_TIMER
-        acknowledgement = await self._jetstream.publish(
-            self._subjects.command(tenant_id, command_type),
-            body,
-            headers={"Nats-Msg-Id": str(command_id)},
+        acknowledgement = await self._publish(
+            self._subjects.command(self.tenant, command_type), body, str(command_id)
         )
         return Accepted(str(command_id), acknowledgement.stream, acknowledgement.seq)
-
-
-def _in_utc(name: str, moment: datetime) -> datetime:
-    if moment.tzinfo is None:
-        raise ValueError(f"{name} must have a time zone: a guess would fire at the wrong time")
-    # The wire form is the strict reader's own, so that rounding up happens in one place.
-    return wire.parse_time(moment.isoformat())

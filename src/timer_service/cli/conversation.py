@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NoStreamResponseError
 
-from timer_client import RequestRefused
+from timer_client import NotPermitted, RequestRefused, ServiceAway, TimerError
 from timer_client.connection import BrokerClient
 from timer_service.cli.exits import (
     EXIT_INTERRUPTED,
@@ -34,7 +34,7 @@ Talker = TypeVar("Talker", bound=BrokerClient)
 
 def converse(
     options: argparse.Namespace,
-    client: type[Talker],
+    client: Callable[..., Talker],
     talk: Callable[[Talker], Awaitable[None]],
     *,
     reconnect: bool = False,
@@ -83,7 +83,7 @@ async def _connection(settings: Settings, *, reconnect: bool) -> AsyncIterator[C
         yield connection
     except BrokenPipeError:
         raise  # Nobody reads our own output any more.
-    except (nats.errors.Error, OSError) as error:
+    except (NotPermitted, ServiceAway, nats.errors.Error, OSError) as error:
         raise CommandFailed(EXIT_NO_BROKER, _explain(error, where, errors)) from error
     finally:
         if connection is not None:
@@ -112,6 +112,8 @@ def _always(settings: Settings) -> dict[str, Any]:
 
 
 def _explain(error: Exception, where: str, reported: list[str]) -> str:
+    if isinstance(error, TimerError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     if isinstance(error, NoStreamResponseError):
         return f"the broker at {where} has no stream for commands: start timer-service on it once"
     if isinstance(error, nats.errors.NoRespondersError):

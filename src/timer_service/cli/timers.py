@@ -3,12 +3,14 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
-from timer_client import Reached, TimerClient, wire
+from timer_client import OperatorClient, Reached, Timers, wire
 from timer_client.connection import new_id
 from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import (
@@ -75,10 +77,8 @@ def schedule(options: argparse.Namespace) -> int:
         return complain(EXIT_USAGE, "--in: the due time must be before the year 10000")
     timer_id = str(new_id()) if options.id is None else options.id
 
-    async def send(client: TimerClient) -> None:
-        accepted = await client.schedule(
-            options.tenant, timer_id, due_at, correlation_id=options.correlation_id
-        )
+    async def send(client: Timers) -> None:
+        accepted = await client.schedule(timer_id, due_at, correlation_id=options.correlation_id)
         tell(
             options,
             f"{options.tenant}/{timer_id} is due at {wire.format_time(due_at)} ({_from_now(due_at)})",
@@ -92,14 +92,14 @@ def schedule(options: argparse.Namespace) -> int:
             },
         )
 
-    return converse(options, TimerClient, send)
+    return converse(options, _of_tenant(options), send)
 
 
 def cancel(options: argparse.Namespace) -> int:
     """Publish CancelTimer."""
 
-    async def send(client: TimerClient) -> None:
-        accepted = await client.cancel(options.tenant, options.id)
+    async def send(client: Timers) -> None:
+        accepted = await client.cancel(options.id)
         tell(
             options,
             f"cancellation of {options.tenant}/{options.id} requested",
@@ -112,7 +112,7 @@ def cancel(options: argparse.Namespace) -> int:
             },
         )
 
-    return converse(options, TimerClient, send)
+    return converse(options, _of_tenant(options), send)
 
 
 def watch(options: argparse.Namespace) -> int:
@@ -120,7 +120,7 @@ def watch(options: argparse.Namespace) -> int:
     if options.tenant is not None and not wire.is_tenant_id(options.tenant):
         return complain(EXIT_USAGE, f"--tenant must be {wire.TENANT_RULE} (got {options.tenant!r})")
 
-    async def follow(client: TimerClient) -> None:
+    async def follow(client: OperatorClient) -> None:
         def ready() -> None:
             if not options.json:
                 print("watching; stop with Ctrl-C", file=sys.stderr, flush=True)
@@ -132,26 +132,25 @@ def watch(options: argparse.Namespace) -> int:
             if options.count is not None and seen >= options.count:
                 return
 
-    return converse(options, TimerClient, follow, reconnect=True)
+    return converse(options, OperatorClient, follow, reconnect=True)
 
 
 def get(options: argparse.Namespace) -> int:
     """Show one timer."""
 
-    async def ask(client: TimerClient) -> None:
-        fields = wire.fields_of(await client.get(options.tenant, options.id))
+    async def ask(client: Timers) -> None:
+        fields = wire.fields_of(await client.get(options.id))
         say(printable_json(fields) if options.json else as_block(fields))
 
-    return converse(options, TimerClient, ask)
+    return converse(options, _of_tenant(options), ask)
 
 
 def list_timers(options: argparse.Namespace) -> int:
     """List a tenant's timers, page by page."""
 
-    async def ask(client: TimerClient) -> None:
-        timers = client.list_timers(
-            options.tenant,
-            options.limit,
+    async def ask(client: Timers) -> None:
+        timers = client.list(
+            limit=options.limit,
             state=options.state,
             correlation_id=options.correlation_id,
             due_from=options.due_from,
@@ -175,7 +174,11 @@ def list_timers(options: argparse.Namespace) -> int:
         if len(found) == options.limit:
             print(f"the first {options.limit}; see more with --limit", file=sys.stderr)
 
-    return converse(options, TimerClient, ask)
+    return converse(options, _of_tenant(options), ask)
+
+
+def _of_tenant(options: argparse.Namespace) -> Callable[..., Timers]:
+    return partial(Timers, tenant=options.tenant)
 
 
 def _as_json(reached: Reached) -> str:
