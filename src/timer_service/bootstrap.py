@@ -12,7 +12,8 @@ from timer_client.subjects import Subjects
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.nats.bus import NatsBus
 from timer_service.adapters.nats.options import NatsOptions
-from timer_service.adapters.nats.requests import request_api
+from timer_service.adapters.nats.requests import RequestApi, request_api
+from timer_service.adapters.no_broker import NoBroker
 from timer_service.adapters.retrying import RetryingStore
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.config import Settings, nats_connect_options
@@ -25,6 +26,8 @@ from timer_service.service.surroundings import Surroundings
 from timer_service.stores import OpenedStore, open_store
 from timer_service.timers import Timers
 
+Bus = NatsBus | NoBroker
+"""Where commands come from and events go to."""
 HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_PORT=0 to disable it"
 
 
@@ -40,7 +43,7 @@ class Parts:
         open_store
     )
     make_bus: Callable[..., NatsBus] = NatsBus
-    """Commands in and events out, over one connection."""
+    """Commands in and events out, over one connection; not asked for where the settings name no broker."""
     listener: socket.socket | None = None
     """Where health and metrics are served; None listens as the settings say."""
 
@@ -57,42 +60,56 @@ async def open_service(
     metrics = Metrics(tenants=settings.metrics_tenants, elapsed_s=parts.elapsed_s)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(parts.open_store(settings, clock.now))
-        bus = parts.make_bus(
-            _nats_options(settings),
-            clock,
-            parts.chance,
-            opened.store,
-            connected=metrics.connected,
-            letters_dropped=metrics.letter_dropped,
-            meet_history=opened.meet_history,
-        )
+        nats = _nats(settings, parts, opened, clock, metrics) if settings.has_broker else None
+        bus = nats or NoBroker(opened.store)
         metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
         metrics.gauges.clock_skew_s.set_function(opened.clock_skew_s)
-        metrics.gauges.dead_letters_waiting.set_function(lambda: bus.letters.waiting)
-        metrics.gauges.stream_tail_lost.set_function(lambda: bus.positions.warning is not None)
         store = RetryingStore(opened.store, clock=clock, chance=parts.chance, wrote=metrics.wrote)
         service = _service(settings, parts, store, bus, clock, metrics)
         timers = _timers(instance, store, bus, clock, metrics, service)
-        api = request_api(
-            timers,
-            Subjects(settings.subject_prefix),
-            rate_limit=RateLimit(settings.request_rate, settings.request_burst),
-            answered=metrics.request_answered,
-        )
         if settings.http_port:
             await stack.enter_async_context(_http(settings, parts, service, metrics))
         await stack.enter_async_context(bus.running())
-        # Inside: what is under way at the end is answered over the connection that the bus then closes.
-        bus.attach(await stack.enter_async_context(api))
+        if nats is not None:
+            # Inside: what is under way at the end is answered over the connection that the bus then closes.
+            nats.attach(await stack.enter_async_context(_request_api(settings, timers, metrics)))
         await stack.enter_async_context(opened.listen(service.wake_for))
         yield service
+
+
+def _nats(
+    settings: Settings, parts: Parts, opened: OpenedStore, clock: GuardedClock, metrics: Metrics
+) -> NatsBus:
+    bus = parts.make_bus(
+        _nats_options(settings),
+        clock,
+        parts.chance,
+        opened.store,
+        connected=metrics.connected,
+        letters_dropped=metrics.letter_dropped,
+        meet_history=opened.meet_history,
+    )
+    metrics.gauges.dead_letters_waiting.set_function(lambda: bus.letters.waiting)
+    metrics.gauges.stream_tail_lost.set_function(lambda: bus.positions.warning is not None)
+    return bus
+
+
+def _request_api(
+    settings: Settings, timers: Timers, metrics: Metrics
+) -> AbstractAsyncContextManager[RequestApi]:
+    return request_api(
+        timers,
+        Subjects(settings.subject_prefix),
+        rate_limit=RateLimit(settings.request_rate, settings.request_burst),
+        answered=metrics.request_answered,
+    )
 
 
 def _service(
     settings: Settings,
     parts: Parts,
     store: PatientStore,
-    bus: NatsBus,
+    bus: Bus,
     clock: GuardedClock,
     metrics: Metrics,
 ) -> Service:
@@ -119,7 +136,7 @@ def _service(
 def _timers(
     instance: str,
     store: TimerStore,
-    bus: NatsBus,
+    bus: Bus,
     clock: GuardedClock,
     metrics: Metrics,
     service: Service,

@@ -340,6 +340,9 @@ NEVER_WAITS = {
     ("adapters/nats/requests.py", "async with asyncio.TaskGroup()"): "all that it owns is over by then",
     ("adapters/endpoints.py", "accept_clock_step"): "sets a number and returns",
     ("workflows/decide_timer.py", "self._work([waiting])"): "only after an error that nobody expects",
+    ("workflows/decide_timer.py", "last_seen_position()"): "only for requests that come over HTTP",
+    ("adapters/nats/source.py", "self._positions.seen()"): "the same",
+    ("adapters/nats/positions.py", "newest_position(await"): "the same",
     ("adapters/sqlite/store.py", "async with self._writer.lock:"): "only where two write at once",
     ("adapters/sqlite/writer.py", "async with self.lock:"): "the same",
     ("adapters/sqlite/store.py", "async with self._claiming:"): "the service looks once at a time",
@@ -373,7 +376,7 @@ NEVER_WAITS = {
         "self._store.count(now)",
     ): "asked for over HTTP, which is not simulated",
     ("bootstrap.py", "bus.running()"): "starts a task and waits for nothing",
-    ("bootstrap.py", "stack.enter_async_context(api)"): "the same",
+    ("bootstrap.py", "_request_api(settings"): "the same",
     ("bootstrap.py", "listen(service.wake_for)"): "starts a task on PostgreSQL and nothing on SQLite",
 }
 """Places at which nobody can be killed, each with the reason."""

@@ -94,6 +94,9 @@ class RecordingBus:
     async def last_position(self) -> Position:
         return await self.inner.last_position()
 
+    async def last_seen_position(self) -> Position:
+        return await self.inner.last_seen_position()
+
     async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
         await self.before_telling()
         return await self.inner.backlog(beyond)

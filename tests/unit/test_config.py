@@ -157,7 +157,7 @@ def test_every_kind_of_server_is_accepted(monkeypatch: pytest.MonkeyPatch, url: 
 
 # Wrong values
 
-SERVERS = "one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas"
+SERVERS = "none, or one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas"
 POLLING = "a duration from 10ms to 1h such as 5s, or a whole number of milliseconds"
 ACK_WAIT = "a duration from 1s to 1h such as 10s, or a whole number of milliseconds"
 READABLE = "a file that this user may read"
@@ -557,3 +557,22 @@ def test_the_shortest_retention_is_ten_times_the_wait_for_an_acknowledgement_and
 ) -> None:
     with nullcontext() if allowed else pytest.raises(InvalidConfiguration):
         load(monkeypatch, TIMER_RETENTION=retention, TIMER_ACK_WAIT=ack_wait)
+
+
+# Without a broker
+
+
+def test_a_service_without_a_broker_asks_for_nothing_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, TIMER_BROKER_URL="none", TIMER_API_PORT="3000")
+
+    assert not settings.has_broker
+    with pytest.raises(InvalidConfiguration, match="there is no broker to talk to"):
+        nats_connect_options(settings)
+
+
+def test_a_service_without_a_broker_refuses_what_says_how_to_reach_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "TIMER_BROKER_TOKEN must not be set" in complaint(
+        monkeypatch, TIMER_BROKER_URL="none", TIMER_BROKER_TOKEN="secret", TIMER_API_PORT="3000"
+    )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -238,3 +239,41 @@ async def test_a_request_is_not_answered_while_the_broker_is_away() -> None:
     with pytest.raises(BusUnavailable):
         await office.answer(cancel("order-1"))
     assert office.bus.problem == "the broker is away"
+
+
+# While the broker is away
+
+
+async def test_while_the_broker_is_away_a_request_is_answered_if_its_way_in_needs_none() -> None:
+    office = Office()
+    office.bus.connected = False
+    needs_none = asyncio.ensure_future(office.desk.decide(schedule("order-1", 60), without_broker=True))
+    needs_one = office.ask(schedule("order-2", 60))
+
+    settled = await needs_none
+    with pytest.raises(BusUnavailable):
+        await needs_one
+
+    assert (settled.outcome, settled.is_ordered) == (Outcome.SCHEDULED, False)
+    assert {key[1] for key in office.store.timers} == {"order-1"}
+
+
+async def test_a_request_without_the_broker_is_newer_than_every_command_that_was_seen() -> None:
+    office = Office()
+    seen, later = Position(2, 7), Position(2, 8)
+    await office.store.apply([replace(schedule("order-1", 60), position=seen)], office.clock.now())
+    office.bus.handled_sequence = seen.sequence
+    office.bus.connected = False
+
+    settled = await office.desk.decide(cancel("order-1"), without_broker=True)
+    outcomes = await office.store.apply(
+        [replace(schedule("order-1", 90), position=later)], office.clock.now()
+    )
+
+    assert (settled.outcome, outcomes) == (Outcome.CANCELLED, [Outcome.SCHEDULED])
+
+
+async def test_with_the_broker_a_request_of_any_way_in_is_ordered() -> None:
+    settled = await Office().desk.decide(schedule("order-1", 60), without_broker=True)
+
+    assert settled.is_ordered

@@ -15,6 +15,7 @@ from timer_service.addresses import is_clear
 from timer_service.config.durations import parse_duration
 
 ENV_PREFIX: Final = "TIMER_"
+NO_BROKER: Final = "none"
 MAX_RETENTION_DAYS: Final = 36_500
 ACK_WAITS_KEPT: Final = 10
 """How many acknowledgements in a row may be lost before an ended timer is forgotten."""
@@ -41,6 +42,13 @@ def check_at_most_one(settings: object, *names: str) -> None:
     chosen = [env_name(name) for name in names if getattr(settings, name) is not None]
     if len(chosen) > 1:
         raise ValueError(f"only one of {', '.join(chosen)} may be set")
+
+
+def check_unset(settings: object, *names: str, because: str) -> None:
+    """Raise ValueError if one of the settings is set."""
+    chosen = [env_name(name) for name in names if getattr(settings, name) is not None]
+    if chosen:
+        raise ValueError(f"{because}: {', '.join(chosen)} must not be set")
 
 
 def check_retention(retention: str, ack_wait_ms: int) -> None:
@@ -85,6 +93,8 @@ def _certificates(path: Path) -> Path:
 
 
 def _server_list(text: str) -> str:
+    if text.strip() == NO_BROKER:
+        return NO_BROKER
     servers = [part.strip() for part in text.split(",")]
     for server in servers:
         url = urlsplit(server)

@@ -9,6 +9,8 @@ from timer_service.domain.errors import InvalidConfiguration
 
 def nats_connect_options(settings: Settings) -> dict[str, Any]:
     """Return the arguments of `nats.connect` that these settings stand for."""
+    if not settings.has_broker:
+        raise InvalidConfiguration("TIMER_BROKER_URL=none: there is no broker to talk to; name one")
     options: dict[str, Any] = {
         "servers": settings.broker_url.split(","),
         "inbox_prefix": settings.broker_inbox_prefix,

@@ -13,6 +13,18 @@ from timer_service.config.checks import MAX_RETENTION_DAYS, env_name
 from timer_service.config.durations import parse_duration
 
 _A_FILE: Final = "a file that this user may read"
+_OF_A_BROKER: Final = (
+    "broker_user",
+    "broker_password",
+    "broker_token",
+    "broker_creds",
+    "broker_nkey",
+    "broker_tls_ca",
+    "broker_tls_cert",
+    "broker_tls_key",
+    "jetstream_domain",
+)
+"""What only says how to reach a broker."""
 
 
 def _setting(default: Any, description: str, allowed: str, **constraints: Any) -> Any:
@@ -78,8 +90,8 @@ class Settings(BaseSettings):
     )
     broker_url: checks.ServerList = _setting(
         "nats://localhost:4222",
-        "The NATS servers, separated by commas",
-        "one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas",
+        "The NATS servers, separated by commas; `none` runs without a broker",
+        "none, or one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas",
     )
     broker_user: str | None = _setting(None, "User name", "a string; together with TIMER_BROKER_PASSWORD")
     broker_password: SecretStr | None = _setting(
@@ -163,7 +175,14 @@ class Settings(BaseSettings):
         checks.check_set_together(self, "broker_tls_cert", "broker_tls_key")
         checks.check_at_most_one(self, "broker_user", "broker_token", "broker_creds", "broker_nkey")
         checks.check_retention(self.retention, self.ack_wait)
+        if not self.has_broker:
+            checks.check_unset(self, *_OF_A_BROKER, because=f"{env_name('broker_url')}={checks.NO_BROKER}")
         return self
+
+    @property
+    def has_broker(self) -> bool:
+        """Whether there is a broker at all."""
+        return self.broker_url != checks.NO_BROKER
 
     @property
     def postgres_url(self) -> str | None:

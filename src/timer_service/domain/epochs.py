@@ -66,6 +66,14 @@ def epoch_to_begin(
     return StreamEpoch(following, stream_created_us, min(last_sequence, reached[0]), reached[1])
 
 
+def newest_position(known: Sequence[StreamEpoch]) -> Position:
+    """Return the newest command that was ever applied; what comes before all commands if there was none."""
+    if not known:
+        return Position(0, 0)
+    newest = max(known, key=lambda epoch: epoch.number)
+    return Position(newest.number, newest.last_sequence, newest.last_stored_us)
+
+
 def newest_by_epoch(commands: Iterable[Command]) -> list[Position]:
     """Return for each epoch the newest of some commands, with the latest moment at which one was stored."""
     newest: dict[int, tuple[int, int]] = {}

@@ -78,6 +78,13 @@ class CommandSource(Protocol):
         """Return the position of the newest command in the stream. Raises BusUnavailable."""
         ...
 
+    async def last_seen_position(self) -> Position:
+        """Return the newest position that was ever delivered or applied, without asking the broker.
+
+        Commands that the broker has and we have not seen are newer. Raises TransientError.
+        """
+        ...
+
     async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
         """Ask the broker which commands wait at a moment between the call and the answer.
 

@@ -77,6 +77,10 @@ class MemoryEventBus:
             raise BusUnavailable("the broker is away")
         return Position(self.stream_created_us, self._last_sequence)
 
+    async def last_seen_position(self) -> Position:
+        """Return the position of the newest command that was dealt with."""
+        return Position(self.stream_created_us, self.handled_sequence)
+
     async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
         """Count what is pending on the subjects of commands."""
         if not self.connected:

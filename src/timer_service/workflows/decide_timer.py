@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from timer_service.domain.errors import CriticalError, TimerFiring, TimerOvertaken, TransientError
-from timer_service.domain.messages import Command, TimerKey
+from timer_service.domain.errors import (
+    BusUnavailable,
+    CriticalError,
+    TimerFiring,
+    TimerOvertaken,
+    TransientError,
+)
+from timer_service.domain.messages import Command, Position, TimerKey
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
@@ -24,12 +30,16 @@ class Settled:
 
     outcome: Outcome
     timer: Timer
+    is_ordered: bool = True
+    """Whether it is newer than every command that the broker has; not known while the broker is away."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     request: Command
+    without_broker: bool = False
     result: Decided | Exception | None = None
+    is_ordered: bool = True
 
     @property
     def key(self) -> TimerKey:
@@ -46,27 +56,30 @@ class RequestDesk:
         self._waiting: list[_Waiting] = []
         self._turn = asyncio.Lock()
 
-    async def decide(self, request: Command) -> Settled:
+    async def decide(self, request: Command, *, without_broker: bool = False) -> Settled:
         """Apply one request as if it were the newest command in the stream, and say what it did.
+
+        While the broker is away that is not known. A request that is carried out all the same is newer than
+        every command that was seen, and says so.
 
         A timer that is due belongs to the worker: its event may be out already, confirmed or not. The request
         waits until that is known, so that `cancelled` is never said of a timer that fired.
         """
         outcome = Outcome.DUE
         for attempt in range(TRIES):
-            decided = await self._join(request)
+            waiting = _Waiting(request, without_broker)
+            decided = await self._join(waiting)
             outcome = decided.outcome
             if decided.timer is not None and outcome is not Outcome.SUPERSEDED:
-                return Settled(outcome, decided.timer)
+                return Settled(outcome, decided.timer, waiting.is_ordered)
             # Superseded by a command that came in since: that one was first, so the next try is newer.
             if outcome is Outcome.DUE or attempt:
                 await self._clock.wait(PAUSE_S, asyncio.Event())
         unsettled = TimerFiring if outcome is Outcome.DUE else TimerOvertaken
         raise unsettled(unsettled.public)
 
-    async def _join(self, request: Command) -> Decided:
+    async def _join(self, mine: _Waiting) -> Decided:
         """Wait for the group before, then work on the next one, unless somebody has done so."""
-        mine = _Waiting(request)
         self._waiting.append(mine)
         try:
             async with self._turn:
@@ -92,7 +105,7 @@ class RequestDesk:
     async def _work(self, group: Sequence[_Waiting]) -> None:
         results: Sequence[Decided | Exception]
         try:
-            position = await self._source.last_position()
+            group, position = await self._placed(group)
             requests = [replace(waiting.request, position=position) for waiting in group]
             results = await self._store.decide(requests, self._clock.now())
         except (TransientError, CriticalError) as error:
@@ -104,6 +117,23 @@ class RequestDesk:
                     await self._work([waiting])
                 return
             results = [error]
+        self._settle(group, results)
+
+    async def _placed(self, group: Sequence[_Waiting]) -> tuple[Sequence[_Waiting], Position]:
+        """Return who of a group can be answered now, and their place among all commands."""
+        try:
+            return group, await self._source.last_position()
+        except BusUnavailable as error:
+            able = [waiting for waiting in group if waiting.without_broker]
+            if not able:
+                raise
+            unable = [waiting for waiting in group if not waiting.without_broker]
+            self._settle(unable, [error] * len(unable))
+            for waiting in able:
+                waiting.is_ordered = False
+            return able, await self._source.last_seen_position()
+
+    def _settle(self, group: Sequence[_Waiting], results: Sequence[Decided | Exception]) -> None:
         for waiting, result in zip(group, results, strict=True):
             waiting.result = result
         self._waiting = [waiting for waiting in self._waiting if waiting.result is None]

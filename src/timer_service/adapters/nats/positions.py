@@ -9,7 +9,7 @@ import structlog
 from nats.errors import Error as NatsError
 
 from timer_service.adapters.nats.incoming import Delivery
-from timer_service.domain.epochs import StreamEpoch, epoch_of, epoch_to_begin
+from timer_service.domain.epochs import StreamEpoch, epoch_of, epoch_to_begin, newest_position
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import EPOCH, Position
 from timer_service.ports.clock import Clock
@@ -141,6 +141,10 @@ class CommandPositions:
         newest = Position(number, end.last_sequence, end.last_stored_us)
         self._see(newest)
         return newest
+
+    async def seen(self) -> Position:
+        """Return the newest position that was delivered here, or applied by any instance."""
+        return max(self._seen, newest_position(await self._store.stream_epochs()))
 
     def _see(self, position: Position) -> None:
         seen = self._seen

@@ -65,6 +65,10 @@ class NatsCommandSource:
         except (NatsError, OSError) as error:
             raise BusUnavailable(_silent(error)) from error
 
+    async def last_seen_position(self) -> Position:
+        """Return the newest position that was delivered here, or applied by any instance."""
+        return await self._positions.seen()
+
     async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
         """Ask the broker which commands wait."""
         if self._client is None:
