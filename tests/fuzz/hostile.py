@@ -42,7 +42,7 @@ def hostile(random: Random, target: str) -> bytes:
 
 
 def _json_body(random: Random) -> bytes:
-    due_at = random.choice(NASTY_TIMES)
+    due_at = random.choice(NASTY_TIMES) if random.random() < 0.5 else "2026-12-01T09:00:00.123Z"
     body: dict[str, Any] = {
         "id": "0192f0c1-2345-7abc-8def-0123456789ab",
         "type": random.choice(("ScheduleTimer", "ScheduleTimer", "CancelTimer")),
@@ -52,6 +52,8 @@ def _json_body(random: Random) -> bytes:
         "serviceCallId": "order-1",
         "dueAt": due_at,
     }
+    if random.random() < 0.5:
+        del body["serviceCallId"], body["dueAt"]  # They are a request's; a command has none outside.
     for _ in range(random.randrange(4)):
         part = random.choice((body, body.get("payload")))
         if not isinstance(part, dict):

@@ -15,7 +15,14 @@ from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.nats.client import TolerantClient
 from timer_service.cli.arguments import duration, moment
 from timer_service.domain.errors import CommandRefused
-from timer_service.domain.messages import Command, DueTimeReached, Position, ScheduleTimer, firing_id
+from timer_service.domain.messages import (
+    Command,
+    DueTimeReached,
+    Position,
+    ScheduleTimer,
+    TenantId,
+    firing_id,
+)
 from timer_service.ports.command_source import Refusal
 
 SUBJECTS = Subjects("timer")
@@ -44,6 +51,15 @@ VALID_BODY = json.dumps(
 def envelope(data: bytes) -> None:
     """A body on a tenant's subject becomes a command that can be kept and fired, or a letter."""
     _decode(SUBJECT, data, None)
+    _read_both_ways(data)
+
+
+def _read_both_ways(body: bytes) -> None:
+    """What the short way reads, the careful reader reads in the same way."""
+    for command_type in wire.COMMAND_TYPES:
+        place = (body, TenantId("acme"), command_type, POSITION, None)
+        plain = codec.decode_plain(*place)
+        assert plain is None or plain == codec.decode_carefully(*place)
 
 
 def subject(data: bytes) -> None:

@@ -5,6 +5,7 @@ Shared by every bus adapter, so that each refuses and accepts exactly the same.
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from timer_client import wire
@@ -37,15 +38,36 @@ def decode_command(
 ) -> Command:
     """Return the command in a message, or raise CommandRefused with the reason."""
     try:
-        return _decode(subjects, subject, body, position, headers)
+        tenant_id, command_type = _read_subject(subjects, subject)
+        trace = read_trace(headers) if headers else None
+        plain = decode_plain(body, tenant_id, command_type, position, trace)
+        return plain or decode_carefully(body, tenant_id, command_type, position, trace)
     except wire.WireError as error:
         raise CommandRefused(RefusalReason(error.kind), error.detail[:_MAX_DETAIL]) from error
 
 
-def _decode(
-    subjects: Subjects, subject: str, body: bytes, position: Position, headers: Mapping[str, str] | None
+def decode_plain(
+    body: bytes, tenant_id: TenantId, command_type: str, position: Position, trace: Trace | None
+) -> Command | None:
+    """Return the command in one step, a tenth of the price; None if it needs the careful reader."""
+    plain = wire.read_plain_command(body, tenant_id, command_type)
+    if plain is None:
+        return None
+    payload, correlation = plain.payload, plain.correlation_id
+    service_call = ServiceCallId(payload.service_call_id)
+    if payload.due_at is None or command_type == wire.CANCEL_TIMER:
+        return CancelTimer(tenant_id, service_call, position)
+    due_at = wire.read_plain_time(payload.due_at)
+    if due_at is None:
+        return None
+    correlation_id = None if correlation is None else CorrelationId(correlation)
+    return ScheduleTimer(tenant_id, service_call, due_at, correlation_id, position, trace)
+
+
+def decode_carefully(
+    body: bytes, tenant_id: TenantId, command_type: str, position: Position, trace: Trace | None
 ) -> Command:
-    tenant_id, command_type = _read_subject(subjects, subject)
+    """Return the command step by step, or raise WireError with what is wrong."""
     envelope = wire.read_envelope(body)
     if envelope.type not in wire.COMMAND_TYPES:
         raise wire.unknown_type(envelope.type)
@@ -60,16 +82,15 @@ def _decode(
             f"tenantId {envelope.tenant_id!r} must equal the tenant of the subject, {tenant_id!r}",
         )
     payload = wire.read_payload(envelope)
-    tenant, service_call = TenantId(tenant_id), ServiceCallId(payload.service_call_id)
+    service_call = ServiceCallId(payload.service_call_id)
     if isinstance(payload, wire.ScheduleTimerPayload):
         correlation = envelope.correlation_id and CorrelationId(envelope.correlation_id)
-        return ScheduleTimer(
-            tenant, service_call, payload.due_at, correlation or None, position, read_trace(headers)
-        )
-    return CancelTimer(tenant, service_call, position)
+        return ScheduleTimer(tenant_id, service_call, payload.due_at, correlation or None, position, trace)
+    return CancelTimer(tenant_id, service_call, position)
 
 
-def _read_subject(subjects: Subjects, subject: str) -> tuple[str, str]:
+@lru_cache(maxsize=4_096)  # A tenant's commands all come on the same two.
+def _read_subject(subjects: Subjects, subject: str) -> tuple[TenantId, str]:
     allowed = f"{subjects.commands_prefix}<tenantId>.<{' or '.join(wire.COMMAND_TYPES)}>"
     tokens = subject.removeprefix(subjects.commands_prefix).split(".")
     known = subject.startswith(subjects.commands_prefix) and len(tokens) == 2
@@ -79,7 +100,7 @@ def _read_subject(subjects: Subjects, subject: str) -> tuple[str, str]:
         )
     if tokens[1] not in wire.COMMAND_TYPES:
         raise wire.WireError("unknown_type", f"subject: must be {allowed} (got {subject!r})")
-    return tokens[0], tokens[1]
+    return TenantId(tokens[0]), tokens[1]
 
 
 def encode_event(event: DueTimeReached, message_id: str) -> bytes:

@@ -29,6 +29,7 @@ from timer_client.wire.json import (
     write_model,
 )
 from timer_client.wire.letters import LETTER_FIELDS, MAX_LETTER_BODY_BYTES, read_letter, write_letter
+from timer_client.wire.plain import read_plain_command, read_plain_time
 from timer_client.wire.requests import (
     MAX_CURSOR,
     MAX_PAGE,
@@ -109,6 +110,8 @@ __all__ = [
     "read_envelope",
     "read_letter",
     "read_payload",
+    "read_plain_command",
+    "read_plain_time",
     "read_request",
     "read_trace",
     "read_value",

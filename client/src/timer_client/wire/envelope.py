@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from pydantic import Field, ValidationError
@@ -36,13 +36,16 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 _PRINTABLE: Final = re.compile(r"[ -~]+")
 
 
+Timestamp = Annotated[int, Field(ge=0, le=_LAST_MS_OF_9999)]
+
+
 class Envelope(Model):
     """What every message has; the payload is read once the type is known."""
 
     id: UuidText
     type: Opaque
     tenant_id: TenantText = Field(alias="tenantId")
-    timestamp_ms: int = Field(alias="timestampMs", ge=0, le=_LAST_MS_OF_9999)
+    timestamp_ms: Timestamp = Field(alias="timestampMs")
     payload: dict[str, Any]
     aggregate_id: Opaque | None = Field(default=None, alias="aggregateId")
     correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
