@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz coverage docs clean
+.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz addresses coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,11 @@ fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads input
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable ./client --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --inputs $(N) $(if $(RECORD),--record "make fuzz N=$(N)")
+
+ATTEMPTS ?= 10000
+addresses: install  ## Try ATTEMPTS=10000 times to make a callback go to a denied address
+	$(BIN)/python -m tests.fuzz.addresses --attempts $(ATTEMPTS) \
+		$(if $(RECORD),--record "make addresses ATTEMPTS=$(ATTEMPTS)")
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire and NATS adapter; fail below 95 %
 	$(BIN)/coverage erase

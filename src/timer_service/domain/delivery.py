@@ -74,6 +74,7 @@ class Trouble(StrEnum):
     CONNECT = "connect"
     TLS = "tls"
     RESET = "reset"
+    SECRET = "secret"  # noqa: S105 - the word for what is missing
 
 
 @dataclass(frozen=True, slots=True)

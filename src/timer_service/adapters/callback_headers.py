@@ -1,0 +1,153 @@
+"""The headers of a caller: what they may be, how they are kept, and what of them is shown."""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Final
+
+from timer_service.adapters.sealing import NotOpened, SecretKeys
+from timer_service.domain.messages import TimerKey
+
+MAX_HEADERS: Final = 20
+MAX_HEADER_BYTES: Final = 8_192
+"""Names and values of a callback together."""
+
+Headers = tuple[tuple[str, str], ...]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,256}")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
+_RESERVED_PREFIXES: Final = ("webhook-", "timer-", "proxy-")
+_RESERVED: Final = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "idempotency-key",
+        "keep-alive",
+        "te",
+        "trailer",
+        "traceparent",
+        "tracestate",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+    }
+)
+# An allow-list: any other name may be a vendor's own for a token.
+_IN_CLEAR: Final = frozenset(
+    {
+        "accept",
+        "accept-language",
+        "cache-control",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "prefer",
+    }
+)
+_MASK: Final = re.compile(r"\*{5} \([0-9a-f]{8}\)")
+_REFERENCE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]{1,64})\}")
+SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def read_headers(given: Mapping[str, str]) -> Headers:
+    """Check a caller's headers. Raises ValueError that names the header and what is allowed."""
+    if len(given) > MAX_HEADERS:
+        raise ValueError(f"there are {len(given)} headers: at most {MAX_HEADERS} are allowed")
+    for name, value in given.items():
+        problem = _problem(name, value)
+        if problem is not None:
+            raise ValueError(f"{name!r} {problem}")
+    if len({name.lower() for name in given}) < len(given):
+        raise ValueError("a name is given twice: header names do not differ by case")
+    if sum(len(name) + len(value) for name, value in given.items()) > MAX_HEADER_BYTES:
+        raise ValueError(f"they are larger than {MAX_HEADER_BYTES} bytes")
+    return tuple(given.items())
+
+
+def _problem(name: str, value: str) -> str | None:
+    lower = name.lower()
+    if not _NAME.fullmatch(name):
+        return "is not a header name: letters, digits and !#$%&'*+.^_`|~- are allowed"
+    if lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
+        return "is set by the service: leave it out"
+    if not _VALUE.fullmatch(value) or value != value.strip():
+        return "has a value with a line break or other than printable ASCII, or a space at one end"
+    if _MASK.fullmatch(value):
+        return "has a masked value, as it was shown: give the value itself, or leave the header out"
+    if "${secret:" in _REFERENCE.sub("", value):
+        return "has a reference that cannot be read: write ${secret:name}, name of letters, digits and _.-"
+    return None
+
+
+class HeaderVault:
+    """Keeps header values: all but a few harmless ones are sealed, for this timer and header alone."""
+
+    def __init__(self, keys: SecretKeys) -> None:
+        self._keys = keys
+
+    def sealed(self, timer: TimerKey, headers: Headers) -> Headers:
+        """Return the headers as they are stored."""
+        return tuple((name, self._sealed(timer, name, value)) for name, value in headers)
+
+    def opened(self, timer: TimerKey, stored: Headers) -> Headers:
+        """Return the headers as they were given. Raises NotOpened."""
+        return tuple((name, self._opened(timer, name, value)) for name, value in stored)
+
+    def shown(self, timer: TimerKey, stored: Headers) -> dict[str, str]:
+        """Return the headers as their owner may see them; equal values have equal fingerprints."""
+        return {name: self._shown(timer, name, value) for name, value in stored}
+
+    def rewrapped(self, timer: TimerKey, stored: Headers) -> Headers | None:
+        """Return stored headers sealed with the newest key; None where they are already."""
+        if all(_is_clear(name) or self._keys.is_newest(_from_text(value)) for name, value in stored):
+            return None
+        return self.sealed(timer, self.opened(timer, stored))
+
+    def _sealed(self, timer: TimerKey, name: str, value: str) -> str:
+        if _is_clear(name):
+            return value
+        return base64.b64encode(self._keys.seal(value.encode(), "header", *timer, name.lower())).decode()
+
+    def _opened(self, timer: TimerKey, name: str, value: str) -> str:
+        if _is_clear(name):
+            return value
+        return self._keys.open(_from_text(value), "header", *timer, name.lower()).decode()
+
+    def _shown(self, timer: TimerKey, name: str, value: str) -> str:
+        if _is_clear(name):
+            return value
+        try:
+            return masked(timer[0], self._opened(timer, name, value))
+        except NotOpened:
+            return "***** (sealed with a key that is missing)"
+
+
+def masked(tenant_id: str, secret: str) -> str:
+    """Return a mask with eight digits by which a person can tell whether two secrets are the same."""
+    digest = sha256(f"{tenant_id}\n{secret}".encode()).hexdigest()
+    return f"***** ({digest[:8]})"
+
+
+def secrets_named(headers: Headers) -> Iterator[str]:
+    """Yield the names of the secrets that the headers refer to."""
+    for _, value in headers:
+        yield from _REFERENCE.findall(value)
+
+
+def with_secrets(headers: Headers, secrets: Mapping[str, str]) -> Headers:
+    """Put secrets in the place of the references to them."""
+    return tuple((name, _REFERENCE.sub(lambda found: secrets[found[1]], value)) for name, value in headers)
+
+
+def _is_clear(name: str) -> bool:
+    return name.lower() in _IN_CLEAR
+
+
+def _from_text(value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise NotOpened("a header that is not sealed") from error

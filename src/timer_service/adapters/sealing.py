@@ -1,0 +1,132 @@
+"""Secrets at rest: sealed by the first key, opened by any, bound to where they belong."""
+
+import base64
+import binascii
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from timer_service.domain.errors import CriticalError
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 24
+KEY_ID_BYTES: Final = 4
+_VERSION: Final = b"\x01"
+_HEAD_BYTES: Final = len(_VERSION) + KEY_ID_BYTES
+
+
+class NotOpened(Exception):
+    """A sealed value that none of the keys opens: its key is missing, or it was moved or changed."""
+
+
+class SecretKeys:
+    """The keys of TIMER_SECRET_KEYS: the first seals, all open (XChaCha20-Poly1305)."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._first = keys[0]
+        self._by_id = {_key_id(key): key for key in reversed(keys)}
+
+    @cached_property
+    def newest_id(self) -> str:
+        """The id of the key that seals now."""
+        return _key_id(self._first).hex()
+
+    def seal(self, value: bytes, *place: str) -> bytes:
+        """Seal a value for one place: a tenant, a timer, a name. It opens nowhere else."""
+        from nacl.bindings import crypto_aead_xchacha20poly1305_ietf_encrypt as encrypt  # noqa: PLC0415
+
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return (
+            _VERSION
+            + _key_id(self._first)
+            + nonce
+            + bytes(encrypt(value, _associated(place), nonce, self._first))
+        )
+
+    def open(self, sealed: bytes, *place: str) -> bytes:
+        """Open what was sealed for this place. Raises NotOpened."""
+        # Here, because a service without callbacks needs none of it.
+        from nacl.bindings import crypto_aead_xchacha20poly1305_ietf_decrypt as decrypt  # noqa: PLC0415
+        from nacl.exceptions import CryptoError  # noqa: PLC0415
+
+        key = self._by_id.get(sealed[len(_VERSION) : _HEAD_BYTES]) if sealed[:1] == _VERSION else None
+        if key is None:
+            raise NotOpened("sealed with a key that is not in TIMER_SECRET_KEYS")
+        nonce, rest = sealed[_HEAD_BYTES : _HEAD_BYTES + NONCE_BYTES], sealed[_HEAD_BYTES + NONCE_BYTES :]
+        try:
+            return bytes(decrypt(rest, _associated(place), nonce, key))
+        except (CryptoError, ValueError) as error:
+            raise NotOpened("a sealed value was moved or changed") from error
+
+    def is_newest(self, sealed: bytes) -> bool:
+        """Return whether a value is sealed with the first key."""
+        return sealed[:_HEAD_BYTES] == _VERSION + _key_id(self._first)
+
+
+def read_secret_keys(text: str) -> list[bytes]:
+    """Read keys of 32 bytes in base64, separated by commas. Raises ValueError."""
+    keys = [_read_key(part.strip()) for part in text.split(",") if part.strip()]
+    if not keys:
+        raise ValueError("no key")
+    return keys
+
+
+def new_secret_key() -> str:
+    """Return a new key as it is written in TIMER_SECRET_KEYS."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii")
+
+
+def key_file(path: Path) -> list[bytes]:
+    """Return the keys in a file that only we may read; make it, with one new key, where there is none.
+
+    Raises CriticalError.
+    """
+    try:
+        with suppress(FileExistsError):
+            _write_key_file(path)
+        if path.stat().st_mode & 0o077:
+            raise CriticalError(f"{path} may be read by others: chmod 600 it, or set TIMER_SECRET_KEYS")
+        return read_secret_keys(path.read_text("ascii").replace("\n", ","))
+    except (OSError, ValueError) as error:
+        raise CriticalError(
+            f"{path} holds no keys ({error}): restore it, or set TIMER_SECRET_KEYS"
+        ) from error
+
+
+def _write_key_file(path: Path) -> None:
+    """Make the file whole or not at all: half a key would open nothing."""
+    if path.exists():
+        return
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:  # noqa: PTH123
+            file.write(new_secret_key() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read_key(text: str) -> bytes:
+    try:
+        key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"not {KEY_BYTES} bytes")
+    return key
+
+
+def _key_id(key: bytes) -> bytes:
+    return sha256(b"timer-service key id\n" + key).digest()[:KEY_ID_BYTES]
+
+
+def _associated(place: Sequence[str]) -> bytes:
+    # No id and no name can hold a line break, so two places never give the same text.
+    return "\n".join(place).encode("utf-8", "surrogatepass")

@@ -1,0 +1,1 @@
+"""Callbacks over HTTP: guarded, signed, bounded."""

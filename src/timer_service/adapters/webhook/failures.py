@@ -1,0 +1,48 @@
+"""What an error of the HTTP client means; no text of it names an address that a tenant should not learn."""
+
+import os
+import socket
+
+import aiohttp
+
+from timer_service.adapters.webhook.guard import DeniedAddress
+from timer_service.domain.delivery import Blocked, Trouble, Unreachable
+
+
+def result_of(error: aiohttp.ClientError) -> Blocked | Unreachable:
+    """Return how an attempt ended that got no answer."""
+    match error:
+        case aiohttp.ClientConnectorError() | aiohttp.ClientSSLError():
+            return _not_connected(error)
+        case aiohttp.ClientHttpProxyError(status=status):
+            return Unreachable(Trouble.CONNECT, f"the proxy answered {status}")
+        case aiohttp.ClientOSError() | aiohttp.ServerDisconnectedError():
+            return Unreachable(Trouble.RESET, "the connection was closed before an answer")
+        case _:
+            return Unreachable(Trouble.RESET, "the answer is not valid HTTP")
+
+
+def _not_connected(error: aiohttp.ClientError) -> Blocked | Unreachable:
+    match error:
+        case aiohttp.ClientConnectorError(os_error=DeniedAddress(reason=reason)):
+            return Blocked(f"the address is not called: {reason}")
+        case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
+            text = getattr(cause, "verify_message", "") or "the certificate is not valid"
+            return Unreachable(Trouble.TLS, str(text))
+        case aiohttp.ClientSSLError():
+            return Unreachable(Trouble.TLS, "the handshake failed")
+        case aiohttp.ClientConnectorDNSError(os_error=cause):
+            return Unreachable(Trouble.DNS, _reason(cause))
+        case aiohttp.ClientProxyConnectionError(os_error=cause):
+            return Unreachable(Trouble.CONNECT, f"the proxy: {_reason(cause)}")
+        case aiohttp.ClientConnectorError(os_error=cause):
+            return Unreachable(Trouble.CONNECT, _reason(cause))
+        case _:
+            return Unreachable(Trouble.CONNECT, "no connection")
+
+
+def _reason(error: OSError) -> str:
+    """Return what the system calls an error, without the address that its text may hold."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror or "the name was not found").lower()
+    return os.strerror(error.errno).lower() if error.errno else "no answer in time"

@@ -1,0 +1,247 @@
+"""Callbacks over HTTP: one time limit for the whole of an attempt, and a bound for all that comes back."""
+
+import asyncio
+import socket
+import ssl
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+import aiohttp
+import structlog
+from yarl import URL
+
+from timer_service.adapters.callback_headers import HeaderVault, secrets_named, with_secrets
+from timer_service.adapters.sealing import NotOpened
+from timer_service.adapters.webhook.failures import result_of
+from timer_service.adapters.webhook.guard import MakeSocket, guarded
+from timer_service.adapters.webhook.keyring import Keyring
+from timer_service.adapters.webhook.message import Message, build_message
+from timer_service.adapters.webhook.pace import Pace
+from timer_service.adapters.webhook.resolver import GuardedResolver, LookUp, look_up
+from timer_service.domain.delivery import (
+    Answered,
+    Blocked,
+    CallbackRequest,
+    CallResult,
+    TimedOut,
+    Trouble,
+    Unreachable,
+)
+from timer_service.domain.errors import TimerServiceError
+from timer_service.targets import AddressRules, read_allowed, read_target
+
+MAX_RESPONSE_BYTES: Final = 16 * 1024
+KEEP_ALIVE_S: Final = 5.0
+"""Short: idle connections to many receivers would use up the files that the store needs, too."""
+DNS_CACHE_S: Final = 10
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SenderOptions:
+    """How receivers are reached."""
+
+    rules: AddressRules
+    proxy: str | None = None
+    """An HTTP proxy that all callbacks go through; it then decides which addresses are reached."""
+    ca_file: Path | None = None
+    """Certificates to trust besides the system's."""
+    look_up: LookUp = look_up
+    make_socket: MakeSocket = socket.socket
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What became known about the connection of an attempt."""
+
+    is_tls: bool
+    reuses: int = 0
+    is_reused: bool = False
+    answer: Answered | None = None
+
+
+@asynccontextmanager
+async def open_sender(
+    keyring: Keyring, vault: HeaderVault, options: SenderOptions
+) -> AsyncIterator["HttpCallbackSender"]:
+    """Open the connections to all receivers."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    if options.ca_file is not None:
+        context.load_verify_locations(cafile=options.ca_file)
+    pace = Pace()
+    async with (
+        _session(options, context, pace, force_close=False) as session,
+        _session(options, context, pace, force_close=True) as fresh,
+    ):
+        yield HttpCallbackSender(keyring, vault, options.rules, session, fresh)
+
+
+def _session(
+    options: SenderOptions, context: ssl.SSLContext, pace: Pace, *, force_close: bool
+) -> aiohttp.ClientSession:
+    # Through a proxy every connection is one to the proxy, which the operator has named.
+    rules = options.rules if options.proxy is None else AddressRules(read_allowed("0.0.0.0/0, ::/0"))
+    connect = partial(
+        aiohttp.TCPConnector,
+        limit=0,  # The workflow has the limits, and they are fair.
+        ssl=context,
+        resolver=GuardedResolver(rules, options.look_up),
+        ttl_dns_cache=DNS_CACHE_S,
+        socket_factory=guarded(rules, options.make_socket),
+    )
+    return aiohttp.ClientSession(
+        connector=connect(force_close=True) if force_close else connect(keepalive_timeout=KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        proxy=options.proxy,
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+        skip_auto_headers=("accept-encoding", "content-type"),
+        trace_configs=[_watching(pace)],
+    )
+
+
+def _watching(pace: Pace) -> aiohttp.TraceConfig:
+    """Return what notes whether a connection was used before, and spaces out TLS handshakes."""
+    watching = aiohttp.TraceConfig()
+
+    async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.is_reused = True
+        context.trace_request_ctx.reuses += 1
+
+    async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.is_reused = False
+        if context.trace_request_ctx.is_tls:
+            await pace.turn()
+
+    watching.on_connection_reuseconn.append(reused)
+    watching.on_connection_create_start.append(connecting)
+    return watching
+
+
+class HttpCallbackSender:
+    """Signs and sends callbacks; an address is checked in the URL, when it is looked up and when dialled."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        vault: HeaderVault,
+        rules: AddressRules,
+        session: aiohttp.ClientSession,
+        fresh: aiohttp.ClientSession,
+    ) -> None:
+        self._keyring = keyring
+        self._vault = vault
+        self._rules = rules
+        self._session = session
+        self._fresh = fresh
+        """Never uses a connection twice."""
+
+    async def send(self, request: CallbackRequest) -> CallResult:
+        """Sign and send one request; whatever goes wrong is a result."""
+        timeout = request.callback.timeout
+        attempt = _Attempt(is_tls=request.callback.url.lower().startswith("https:"))
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                prepared = await self.prepare(request)
+                return await self._call(prepared, attempt) if isinstance(prepared, Message) else prepared
+        except TimeoutError:
+            # The status decides: a body that takes too long changes nothing about it.
+            return attempt.answer or TimedOut(timeout)
+        except Exception as error:
+            # The promise is kept even for what nobody has thought of: one bad request must not end a loop.
+            kind = type(error).__name__
+            log.error("callback.failed", kind=kind, tenant=request.tenant_id, place=_place(error))
+            return Unreachable(Trouble.RESET, f"unexpected: {kind}")
+
+    async def prepare(self, request: CallbackRequest) -> Message | Blocked | Unreachable:
+        """Return the exact bytes of an attempt, or why there are none; nothing is sent."""
+        callback = request.callback
+        try:
+            target = read_target(callback.url, self._rules)
+        except ValueError as error:
+            return Blocked(f"the URL {error}")
+        try:
+            headers = self._vault.opened(request.key, callback.headers)
+            secrets = await self._keyring.secrets_for(request.tenant_id, callback.signing)
+        except NotOpened as error:
+            return Unreachable(Trouble.SECRET, str(error))
+        except TimerServiceError as error:
+            return Unreachable(Trouble.SECRET, error.public)
+        named = secrets.named or {}
+        missing = sorted(set(secrets_named(headers)) - named.keys())
+        if missing:
+            return Unreachable(Trouble.SECRET, f"there is no secret named {', '.join(missing)}")
+        keys = secrets.keys(callback.signing, request.sent_at)
+        return build_message(request, target.url, with_secrets(headers, named), keys)
+
+    async def _call(self, message: Message, attempt: _Attempt) -> CallResult:
+        try:
+            return await self._exchange(self._session, message, attempt)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            # A receiver may close a connection that it kept just when it is used again. Nothing came back, so
+            # the attempt is begun once more, on a new connection.
+            if not attempt.is_reused or attempt.reuses > 1:
+                return result_of(error)
+        except aiohttp.ClientError as error:
+            return result_of(error)
+        try:
+            return await self._exchange(self._fresh, message, attempt)
+        except aiohttp.ClientError as error:
+            return result_of(error)
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, message: Message, attempt: _Attempt
+    ) -> Answered:
+        response = await session.request(
+            message.method,
+            URL(message.url, encoded=True),
+            headers=message.headers,
+            data=message.body or None,
+            allow_redirects=False,
+            trace_request_ctx=attempt,
+        )
+        attempt.answer = answer = _answer(response)
+        try:
+            await _read_bounded(response)
+        finally:
+            response.close()  # A connection whose answer was read to its end is kept all the same.
+        return answer
+
+
+def _place(error: Exception) -> str:
+    """Return where an error was raised; its text might hold a header."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _answer(response: aiohttp.ClientResponse) -> Answered:
+    headers = response.headers
+    is_redirect = 300 <= response.status < 400
+    return Answered(
+        response.status,
+        retry_after=headers.get("retry-after"),
+        final=headers.get("webhook-retry", "").strip().lower() == "no",
+        location=headers.get("location") if is_redirect else None,
+    )
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> None:
+    """Read a small answer to its end, so that its connection is kept, and no more than that of a large."""
+    size = 0
+    try:
+        while size <= MAX_RESPONSE_BYTES:
+            chunk = await response.content.readany()
+            if not chunk:
+                return
+            size += len(chunk)
+    except aiohttp.ClientError:
+        pass  # It broke off after the status, which has decided already.

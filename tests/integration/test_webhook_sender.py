@@ -1,0 +1,379 @@
+"""Callbacks over real sockets: what goes out, what comes back, and what never goes out."""
+
+import asyncio
+import gzip
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import uvloop
+
+from tests.support.callbacks import FIRING, keyring_of, request_to, sending
+from tests.support.receiver import OK, Received, receiving
+from tests.support.timers import ACME
+from timer_service import __version__
+from timer_service.adapters.webhook.message import Message
+from timer_service.adapters.webhook.sender import MAX_RESPONSE_BYTES
+from timer_service.adapters.webhook.signature import read_verifier, signed_content
+from timer_service.domain.callback import Method, Signing
+from timer_service.domain.delivery import Answered, Blocked, TimedOut, Trouble, Unreachable
+from timer_service.domain.messages import Trace
+
+SHORT = timedelta(milliseconds=300)
+"""The limit of a callback to a receiver that does not answer: what is tested, not how long."""
+
+
+async def test_what_arrives_is_what_was_given_with_our_headers_and_a_valid_signature() -> None:
+    keyring = keyring_of()
+    body = b'{"total": 12.50}'
+
+    async with receiving() as receiver, sending(keyring=keyring) as sender:
+        request = request_to(
+            receiver.url("/a/b?c=%2F"),
+            method=Method.PUT,
+            headers={"Authorization": "Bearer t", "X-Own": "1"},
+            body=body,
+            attempt=3,
+        )
+        assert await sender.send(request) == Answered(200)
+
+    [received] = receiver.requests
+    kept = await keyring.read(ACME)
+    verifier = read_verifier(str(kept.signing[0].key.public_text))
+    content = signed_content(str(FIRING), int(received.headers["webhook-timestamp"]), received.body)
+    assert received.line == "PUT /a/b?c=%2F HTTP/1.1"
+    assert received.body == body
+    assert verifier.verifies(received.headers.pop("webhook-signature"), content)
+    assert received.headers == {
+        "host": f"127.0.0.1:{receiver.port}",
+        "accept": "*/*",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "authorization": "Bearer t",
+        "x-own": "1",
+        "user-agent": f"timer-service/{__version__}",
+        "idempotency-key": str(FIRING),
+        "timer-id": "order-1",
+        "timer-due-at": "2026-01-01T12:00:00.000Z",
+        "timer-generation": "1",
+        "timer-attempt": "3",
+        "timer-lateness-ms": "1250",
+        "webhook-id": str(FIRING),
+        "webhook-timestamp": "1767268801",
+    }
+
+
+async def test_a_callback_without_a_body_brings_the_event_and_one_with_an_empty_body_none() -> None:
+    async with receiving() as receiver, sending() as sender:
+        await sender.send(request_to(receiver.url(), body=None))
+        await sender.send(request_to(receiver.url(), body=b""))
+
+    event, nothing = (each.body for each in receiver.requests)
+    assert nothing == b""
+    assert event == (
+        b'{"type":"timer.reached","timestamp":"2026-01-01T12:00:00.002Z","data":{"tenantId":"acme",'
+        b'"serviceCallId":"order-1","dueAt":"2026-01-01T12:00:00.000Z",'
+        b'"reachedAt":"2026-01-01T12:00:00.002Z","generation":1}}'
+    )
+    assert "content-type" not in receiver.requests[1].headers
+
+
+async def test_hmac_signs_where_it_is_chosen() -> None:
+    keyring = keyring_of()
+
+    async with receiving() as receiver, sending(keyring=keyring) as sender:
+        await sender.send(request_to(receiver.url(), signing=Signing.HMAC))
+
+    assert receiver.requests[0].headers["webhook-signature"].startswith("v1,")
+    assert [each.key.kind for each in (await keyring.read(ACME)).signing] == [Signing.HMAC]
+
+
+async def test_the_trace_goes_along_unless_it_would_break_a_header() -> None:
+    async with receiving() as receiver, sending() as sender:
+        plain = request_to(receiver.url())
+        for trace in (Trace("00-aa-bb-01", "k=v"), Trace("00\r\nX: y", None), Trace("00-aa-bb-01", "ä")):
+            assert await sender.send(replace(plain, trace=trace)) == Answered(200)
+
+    carried = [(e.headers.get("traceparent"), e.headers.get("tracestate")) for e in receiver.requests]
+    assert carried == [("00-aa-bb-01", "k=v"), (None, None), ("00-aa-bb-01", None)]
+
+
+async def test_a_named_secret_is_filled_in_when_sending_so_one_update_changes_all() -> None:
+    keyring = keyring_of()
+    await keyring.set_named(ACME, "token", "first")
+
+    async with receiving() as receiver, sending(keyring=keyring) as sender:
+        request = request_to(receiver.url(), headers={"Authorization": "Bearer ${secret:token}"})
+        await sender.send(request)
+        await keyring.set_named(ACME, "token", "second")
+        await sender.send(request)
+        await keyring.remove_named(ACME, "token")
+        result = await sender.send(request)
+
+    assert [each.headers["authorization"] for each in receiver.requests] == ["Bearer first", "Bearer second"]
+    assert result == Unreachable(Trouble.SECRET, "there is no secret named token")
+
+
+async def test_a_dry_run_gives_the_bytes_that_are_sent() -> None:
+    async with receiving() as receiver, sending() as sender:
+        request = request_to(receiver.url(), headers={"X-Own": "1"})
+        prepared = await sender.prepare(request)
+        assert receiver.connections == 0
+        await sender.send(request)
+
+    assert isinstance(prepared, Message)
+    [received] = receiver.requests
+    assert received.body == prepared.body
+    assert prepared.headers.items() <= received.headers.items()
+
+
+async def test_a_redirect_is_not_followed_and_says_where_it_pointed() -> None:
+    async with receiving() as other, receiving() as receiver, sending() as sender:
+        receiver.answer = f"HTTP/1.1 307 X\r\nlocation: {other.url()}\r\ncontent-length: 0\r\n\r\n".encode()
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Answered(307, location=other.url())
+    assert other.connections == 0
+
+
+async def test_what_the_receiver_asks_for_is_passed_on() -> None:
+    answer = b"HTTP/1.1 503 X\r\nretry-after: 120\r\nwebhook-retry: no\r\ncontent-length: 0\r\n\r\n"
+    async with receiving(answer=answer) as receiver, sending() as sender:
+        assert await sender.send(request_to(receiver.url())) == Answered(503, retry_after="120", final=True)
+
+
+async def test_a_large_answer_is_not_read_to_its_end_and_nothing_is_decompressed() -> None:
+    size = 256 * 1024 * 1024
+    written = []
+
+    async def flood(_: Received, writer: asyncio.StreamWriter) -> bool:
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {size}\r\n\r\n".encode())
+        chunk = gzip.compress(bytes(64 * 1024)) * 64
+        with suppress(ConnectionError):
+            for __ in range(size // len(chunk)):
+                writer.write(chunk)
+                await writer.drain()
+                written.append(len(chunk))
+        return False
+
+    async with receiving(answer=flood) as receiver, sending() as sender:
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Answered(200)
+    assert sum(written) < size // 2  # What the sockets held, and no more.
+    assert MAX_RESPONSE_BYTES == 16 * 1024
+
+
+async def test_a_status_counts_although_its_body_never_ends() -> None:
+    async def trickle(_: Received, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b".")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        return False
+
+    async with receiving(answer=trickle) as receiver, sending() as sender:
+        assert await sender.send(request_to(receiver.url(), timeout=SHORT)) == Answered(200)
+
+
+async def test_one_limit_holds_for_a_head_that_trickles() -> None:
+    async def trickle(_: Received, writer: asyncio.StreamWriter) -> bool:
+        with suppress(ConnectionError):
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10_000:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        return False
+
+    async with receiving(answer=trickle) as receiver, sending() as sender:
+        assert await sender.send(request_to(receiver.url(), timeout=SHORT)) == TimedOut(SHORT)
+
+
+async def test_a_name_server_that_does_not_answer_counts_within_the_limit() -> None:
+    release = threading.Event()
+
+    def never(host: str, port: int) -> list[Any]:
+        release.wait()
+        return []
+
+    try:
+        async with sending(look_up=never) as sender:
+            assert await sender.send(request_to("http://dead.example/", timeout=SHORT)) == TimedOut(SHORT)
+    finally:
+        release.set()
+
+
+async def test_a_kept_connection_is_used_again() -> None:
+    async with receiving() as receiver, sending() as sender:
+        for _ in range(5):
+            await sender.send(request_to(receiver.url()))
+
+    assert [each.connection for each in receiver.requests] == [1] * 5
+
+
+@pytest.mark.parametrize("method", list(Method))
+async def test_a_receiver_that_closes_a_kept_connection_gets_the_same_attempt_once_more(
+    method: Method,
+) -> None:
+    async def close_at_second(request: Received, writer: asyncio.StreamWriter) -> bool:
+        first = sum(each.connection == request.connection for each in receiver.requests) == 1
+        if first:
+            writer.write(OK)
+            await writer.drain()
+        return first
+
+    async with receiving(answer=close_at_second) as receiver, sending() as sender:
+        for number in (1, 2):
+            request = request_to(receiver.url(), attempt=number, method=method)
+            assert await sender.send(request) == Answered(200)
+
+    assert [(each.connection, each.headers["timer-attempt"]) for each in receiver.requests] == [
+        (1, "1"),
+        (1, "2"),
+        (2, "2"),
+    ]
+
+
+async def test_a_new_connection_that_is_closed_is_a_failed_attempt() -> None:
+    async def close(*_: object) -> bool:
+        return False
+
+    async with receiving(answer=close) as receiver, sending() as sender:
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Unreachable(Trouble.RESET, "the connection was closed before an answer")
+    assert len(receiver.requests) == 1
+
+
+async def test_an_answer_that_is_not_http_is_a_failed_attempt() -> None:
+    async with receiving(answer=b"220 smtp.example ESMTP\r\n\r\n") as receiver, sending() as sender:
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Unreachable(Trouble.RESET, "the answer is not valid HTTP")
+
+
+async def test_a_closed_port_and_an_unknown_name_are_told_apart() -> None:
+    def unknown(host: str, port: int) -> list[Any]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        async with sending(look_up=unknown) as sender:
+            closed = await sender.send(request_to(f"http://127.0.0.1:{taken.getsockname()[1]}/"))
+            unknown_name = await sender.send(request_to("http://nowhere.example/"))
+
+    assert closed == Unreachable(Trouble.CONNECT, "connection refused")
+    assert unknown_name == Unreachable(Trouble.DNS, "name or service not known")
+
+
+async def test_no_cookie_is_kept_and_no_proxy_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    answer = b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+    async with receiving(answer=answer) as receiver, sending() as sender:
+        for _ in range(2):
+            assert await sender.send(request_to(receiver.url())) == Answered(200)
+
+    assert all("cookie" not in each.headers for each in receiver.requests)
+
+
+async def test_a_proxy_gets_every_callback_and_the_guard_still_judges_addresses_in_urls() -> None:
+    async with receiving() as proxy, sending(allow="", proxy=proxy.url("")) as sender:
+        through = await sender.send(request_to("http://receiver.internal/hook"))
+        literal = await sender.send(request_to("http://169.254.169.254/latest"))
+
+    assert through == Answered(200)
+    assert isinstance(literal, Blocked)
+    assert [each.line for each in proxy.requests] == ["POST http://receiver.internal/hook HTTP/1.1"]
+
+
+async def test_a_proxy_that_refuses_is_named() -> None:
+    answer = b"HTTP/1.1 407 X\r\ncontent-length: 0\r\n\r\n"
+    async with receiving(answer=answer) as proxy, sending(proxy=proxy.url("")) as sender:
+        result = await sender.send(request_to("https://receiver.internal/hook"))
+
+    assert result == Unreachable(Trouble.CONNECT, "the proxy answered 407")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[trustme.CA, Path]:
+    authority = trustme.CA()
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    authority.cert_pem.write_to_path(path)
+    return authority, path
+
+
+def certified(authority: trustme.CA, *names: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(*names).configure_cert(context)
+    return context
+
+
+async def test_tls_is_verified_with_the_authorities_that_are_trusted(
+    authority: tuple[trustme.CA, Path],
+) -> None:
+    ca, path = authority
+    async with receiving(certified(ca, "127.0.0.1")) as receiver:
+        async with sending(ca_file=path) as trusting:
+            trusted = [await trusting.send(request_to(receiver.url())) for _ in range(2)]
+        async with sending() as sender:
+            unknown = await sender.send(request_to(receiver.url()))
+
+    assert trusted == [Answered(200)] * 2
+    assert isinstance(unknown, Unreachable)
+    assert (unknown.trouble, len(receiver.requests)) == (Trouble.TLS, 2)
+    assert "certificate" in unknown.detail
+
+
+async def test_a_certificate_for_another_name_is_trouble_with_tls(
+    authority: tuple[trustme.CA, Path],
+) -> None:
+    ca, path = authority
+    async with receiving(certified(ca, "other.example")) as other, sending(ca_file=path) as sender:
+        result = await sender.send(request_to(other.url()))
+
+    assert isinstance(result, Unreachable)
+    assert result.trouble is Trouble.TLS
+    assert other.requests == []
+
+
+async def test_a_port_that_does_not_speak_tls_is_trouble_with_tls() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 smtp.example ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with server, sending() as sender:
+        result = await sender.send(request_to(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"))
+
+    assert result == Unreachable(Trouble.TLS, "the handshake failed")
+
+
+async def test_a_hundred_handshakes_at_once_all_come_through(authority: tuple[trustme.CA, Path]) -> None:
+    ca, path = authority
+    async with receiving(certified(ca, "127.0.0.1")) as receiver, sending(ca_file=path) as sender:
+        results = await asyncio.gather(*[sender.send(request_to(receiver.url())) for _ in range(100)])
+
+    assert results == [Answered(200)] * 100
+    assert len(receiver.requests) == 100
+
+
+def test_the_sender_works_under_uvloop_as_the_service_runs() -> None:
+    async def one() -> object:
+        async with receiving() as receiver, sending() as sender:
+            return [await sender.send(request_to(receiver.url())) for _ in range(2)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(one()) == [Answered(200)] * 2
