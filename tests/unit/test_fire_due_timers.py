@@ -450,6 +450,22 @@ async def test_the_clock_is_read_before_the_broker_is_asked() -> None:
     assert (await desk.fire()).confirmed == []
 
 
+@pytest.mark.parametrize(("passed_s", "reached_s"), [(2, 3), (-2, 1)])
+async def test_a_time_is_reached_when_its_timer_was_found_and_never_before_the_look(
+    passed_s: float, reached_s: float
+) -> None:
+    desk = Desk()
+    desk.clock.advance(1)
+    await desk.keep(schedule("order-1", 1))
+
+    async def the_clock_moves() -> None:
+        desk.clock.step_to(at(1 + passed_s))
+
+    desk.bus.before_telling = the_clock_moves
+
+    assert (await desk.fire()).confirmed == [reached("order-1", 1, reached_s=reached_s)]
+
+
 async def test_the_store_is_read_after_the_broker_has_told() -> None:
     desk = Desk()
     await desk.keep(schedule("order-1", 0))

@@ -81,7 +81,9 @@ async def publish_due_timers(
     passed_over = waits.passed_over(hold_back.at(now))
     async with store.claim_due(waits.due_by, hold_back.at_once(limit), passed_over) as claim:
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
-        events = [timer.reached(now) for timer in claim.timers if waits.lets(timer)]
+        # Not the time of the look: what came in since is among them. Nor earlier, if the clock was set back.
+        reached_at = max(now, clock.now())
+        events = [timer.reached(reached_at) for timer in claim.timers if waits.lets(timer)]
         results = await sink.publish(events) if events else []
         answers = list(zip(events, results, strict=True))
         report = FireReport(
