@@ -12,7 +12,7 @@ from tests.simulation import __main__ as runner
 from tests.simulation.plan import SEEDS, make_plan
 from tests.simulation.world import FAULT_KINDS, Tally, Workshop, run_seed
 
-PART = 22
+PART = 20
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
