@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clients import CLIENTS, Desk
 from tests.support.lines import BUSES, Line
 from tests.support.postgres import open_postgres_in_step
 from timer_service.adapters.sqlite.opening import open_sqlite_store
@@ -70,3 +71,10 @@ def _open_line(
 ) -> AbstractAsyncContextManager[Line]:
     # The broker is started only where the bus needs one.
     return BUSES[request.param](lambda: request.getfixturevalue("shared_broker"), prefix, clock, ack_wait_s)
+
+
+@pytest.fixture(params=list(CLIENTS))
+async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+    """A tenant of its own, with a client of each kind."""
+    async with CLIENTS[request.param](lambda: request.getfixturevalue("shared_broker")) as opened:
+        yield opened

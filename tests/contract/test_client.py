@@ -1,7 +1,6 @@
 """What every client promises: the real one on the real service, and those that stand in for it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -14,13 +13,6 @@ from timer_client import Accepted, Outcome, TimerCancelled, TimerNotFound, Timer
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 FAR_AHEAD = datetime(9999, 1, 1, tzinfo=UTC)
 PATIENCE = timedelta(seconds=PATIENCE_S)
-
-
-@pytest.fixture(params=list(CLIENTS))
-async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
-    """A tenant of its own, with a client of each kind."""
-    async with CLIENTS[request.param](lambda: request.getfixturevalue("shared_broker")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.js.api import PubAck
 from nats.js.client import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from timer_client import wire
 from timer_client.errors import NotPermitted, RequestRefused, ServiceAway, TimerError, TimerNotFound
@@ -36,6 +36,7 @@ class BrokerClient:
             raise ValueError(f"prefix must be {PREFIX_RULE} (got {prefix!r})")
         self._connection = connection
         self._domain = domain
+        self._api_prefix = f"$JS.{domain}.API" if domain else "$JS.API"
         self._jetstream: JetStreamContext = connection.jetstream(**({"domain": domain} if domain else {}))
         self._subjects = Subjects(prefix)
         self._streams = StreamNames.of(prefix)
@@ -76,9 +77,9 @@ class BrokerClient:
             return NotPermitted(
                 f"the broker does not let this user publish to {subject}: grant it (docs/permissions.md)"
             )
-        if isinstance(error, NoStreamResponseError):
+        if isinstance(error, NotFoundError | NoStreamResponseError):
             return ServiceAway(
-                f"no stream takes {subject}: start timer-service on this broker once, or give Timers the"
+                f"the broker has no stream for {subject}: start timer-service on it once, or give Timers the"
                 f" prefix (TIMER_SUBJECT_PREFIX) and the domain that the service has (prefix is {prefix!r})"
             )
         if isinstance(error, NoRespondersError):
@@ -96,7 +97,7 @@ class BrokerClient:
         """Return whether the broker forbade this since; nats-py puts its words into lower case."""
         last = self._connection.last_error
         told = "" if last is None or last is before else str(last)
-        return "permissions violation" in told and f'"{subject.lower()}"' in told
+        return "permissions violation" in told and subject.lower() in told
 
 
 def read_answer(message: Msg) -> dict[str, Any]:

@@ -4,162 +4,35 @@ Every other language does the same by docs/messages.md.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import Literal, TypeAlias, TypedDict, Unpack, overload
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
 
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 
 from timer_client import due as times
-from timer_client import wire
-from timer_client.connection import BrokerClient, check_ids, new_id, now_ms
-from timer_client.errors import TimerCancelled
+from timer_client.connection import check_ids
+from timer_client.consumer import RETRY_DELAYS, Consumer, Handler, Options, running
+from timer_client.durable import Durable
+from timer_client.errors import ConsumerConflict, TimerCancelled, TimerNotFound
 from timer_client.events import Listening, Reached, watch_events
+from timer_client.firing import Firing
+from timer_client.requests import Timer, TimerRequests
 from timer_client.waiting import wait_for
 
-Timer: TypeAlias = wire.TimerView
-"""A timer as the service has it."""
 
-
-class Outcome(StrEnum):
-    """What a request has done."""
-
-    SCHEDULED = "scheduled"
-    RESCHEDULED = "rescheduled"
-    UNCHANGED = "unchanged"
-    CANCELLED = "cancelled"
-    NOT_FOUND = "not_found"
-    ALREADY_REACHED = "already_reached"
-    ALREADY_CANCELLED = "already_cancelled"
-    ALREADY_EXPIRED = "already_expired"
-
-
-class ScheduleOptions(TypedDict, total=False):
-    """What may be said of a timer beside its due time."""
-
-    correlation_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The broker has the command; the service will keep it."""
-
-    command_id: str
-    stream: str
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a confirmed request has done, and the timer as it is now."""
-
-    outcome: Outcome
-    timer: Timer
-
-
-class Timers(BrokerClient):
+class Timers(TimerRequests):
     """One tenant's timers, over a NATS connection that the caller owns."""
 
     def __init__(
         self, connection: Client, *, tenant: str, prefix: str = "timer", domain: str | None = None
     ) -> None:
-        check_ids(tenant)
-        super().__init__(connection, prefix=prefix, domain=domain)
-        self.tenant = tenant
+        super().__init__(connection, tenant=tenant, prefix=prefix, domain=domain)
         self._listening = Listening(connection, self._subjects.events_of(tenant))
         self._asleep: set[str] = set()
-
-    @overload
-    async def schedule(
-        self,
-        service_call_id: str,
-        due: timedelta | datetime,
-        *,
-        confirm: Literal[False] = False,
-        **options: Unpack[ScheduleOptions],
-    ) -> Accepted: ...
-    @overload
-    async def schedule(
-        self,
-        service_call_id: str,
-        due: timedelta | datetime,
-        *,
-        confirm: Literal[True],
-        **options: Unpack[ScheduleOptions],
-    ) -> Decision: ...
-    async def schedule(
-        self,
-        service_call_id: str,
-        due: timedelta | datetime,
-        *,
-        confirm: bool = False,
-        correlation_id: str | None = None,
-    ) -> Accepted | Decision:
-        """Have a timer fire after a span or at a moment; asking again moves it.
-
-        Without `confirm` it is a command: the broker keeps it, also while the service is away. With `confirm`
-        the service decides now, and the answer is definite.
-        """
-        check_ids(self.tenant, service_call_id, correlation_id)
-        due_at = self._due_at(due)
-        if not confirm:
-            return await self._command(service_call_id, due_at, correlation_id)
-        request = wire.ScheduleRequest.model_construct(
-            service_call_id=service_call_id, due_at=due_at, correlation_id=correlation_id
-        )
-        answer = await self._ask(self._api("schedule"), request, wire.ScheduleAnswer)
-        return Decision(Outcome(answer.outcome), answer.timer)
-
-    @overload
-    async def cancel(self, service_call_id: str, *, confirm: Literal[False] = False) -> Accepted: ...
-    @overload
-    async def cancel(self, service_call_id: str, *, confirm: Literal[True]) -> Decision: ...
-    async def cancel(self, service_call_id: str, *, confirm: bool = False) -> Accepted | Decision:
-        """Say that a timer is no longer wanted; with `confirm`, learn whether that was in time."""
-        check_ids(self.tenant, service_call_id)
-        if not confirm:
-            return await self._command(service_call_id, None, None)
-        request = wire.GetRequest(serviceCallId=service_call_id)
-        answer = await self._ask(self._api("cancel"), request, wire.CancelAnswer)
-        return Decision(Outcome(answer.outcome), answer.timer)
-
-    async def get(self, service_call_id: str) -> Timer:
-        """Return one timer, or raise TimerNotFound."""
-        check_ids(self.tenant, service_call_id)
-        request = wire.GetRequest(serviceCallId=service_call_id)
-        return (await self._ask(self._api("get"), request, wire.GetAnswer)).timer
-
-    async def list(
-        self,
-        *,
-        state: wire.StateText | None = None,
-        correlation_id: str | None = None,
-        due_from: datetime | None = None,
-        due_before: datetime | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[Timer]:
-        """Yield timers by due time, all of them or at most `limit`; each argument narrows the list."""
-        check_ids(self.tenant, correlation_id=correlation_id)
-        request = wire.ListRequest.model_construct(
-            state=state,
-            correlation_id=correlation_id,
-            due_from=None if due_from is None else times.moment("due_from", due_from),
-            due_before=None if due_before is None else times.moment("due_before", due_before),
-        )
-        left = limit
-        while left is None or left > 0:
-            size = wire.MAX_PAGE if left is None else min(left, wire.MAX_PAGE)
-            page = await self._ask(
-                self._api("list"), request.model_copy(update={"limit": size}), wire.ListAnswer
-            )
-            for timer in page.timers:
-                yield timer
-            if page.cursor is None:
-                return
-            left = None if left is None else left - len(page.timers)
-            request = request.model_copy(update={"cursor": page.cursor})
+        self._consuming: set[str] = set()
 
     def watch(self, *, subscribed: Callable[[], None] = lambda: None) -> AsyncIterator[Reached]:
         """Yield each event as it is published; for those that must not be missed there is `consume`.
@@ -197,30 +70,57 @@ class Timers(BrokerClient):
             raise TimerCancelled(f"the sleep {name!r} was cancelled")
         return timer
 
-    def _api(self, endpoint: str) -> str:
-        return self._subjects.api(self.tenant, endpoint)
+    @asynccontextmanager
+    async def consume(
+        self,
+        name: str,
+        handler: Handler,
+        *,
+        concurrency: int = 10,
+        prefetch: int = 0,
+        drop_stale: bool = False,
+        ack_wait: timedelta | None = None,
+        retry_delays: Sequence[timedelta] = RETRY_DELAYS,
+        grace: timedelta = timedelta(seconds=30),
+    ) -> AsyncIterator[Consumer]:
+        """Handle every firing with `handler` while inside the block; the name is what survives a restart.
 
-    def _due_at(self, due: object) -> datetime:
-        times.check_due(due)
-        if isinstance(due, timedelta):
-            due_ms = now_ms() + times.span_ms("due", due)
-            return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=due_ms)
-        return times.moment("due", due)
+        Workers of the same name share the firings. At the end of the block no more are taken, those in hand
+        are finished within `grace`, and the rest is given back for others.
+        """
+        options = Options(concurrency, prefetch, retry_delays, grace, self._is_stale if drop_stale else None)
+        ack_wait_s = None if ack_wait is None else times.span_ms("ack_wait", ack_wait) / 1000
+        durable = Durable(name, self._streams.events, self._subjects, self.tenant, ack_wait_s)
+        if name in self._consuming:
+            raise ConsumerConflict(f"{name!r} is being consumed already: raise its concurrency instead")
+        self._consuming.add(name)
+        try:
+            bind = partial(self._bind, durable)
+            consumer = Consumer(
+                self._connection,
+                f"{self._api_prefix}.CONSUMER.MSG.NEXT.{durable.stream}.{durable.durable_name}",
+                self.tenant,
+                name,
+                handler,
+                options,
+                await bind(),
+            )
+            async with running(consumer, bind):
+                yield consumer
+        finally:
+            self._consuming.discard(name)
 
-    async def _command(
-        self, service_call_id: str, due_at: datetime | None, correlation_id: str | None
-    ) -> Accepted:
-        command_id = new_id()
-        body = wire.write_command(
-            message_id=command_id,
-            timestamp_ms=now_ms(),
-            tenant_id=self.tenant,
-            service_call_id=service_call_id,
-            due_at=due_at,
-            correlation_id=correlation_id,
-        )
-        command_type = wire.CANCEL_TIMER if due_at is None else wire.SCHEDULE_TIMER
-        acknowledgement = await self._publish(
-            self._subjects.command(self.tenant, command_type), body, str(command_id)
-        )
-        return Accepted(str(command_id), acknowledgement.stream, acknowledgement.seq)
+    async def _bind(self, durable: Durable) -> float:
+        before = self._connection.last_error
+        try:
+            return await durable.bind(self._jetstream)
+        except NatsError as error:
+            raise self._explain(error, f"{durable.stream}.{durable.durable_name}", before) from error
+
+    async def _is_stale(self, firing: Firing) -> bool:
+        """Return whether the timer was moved or cancelled since; one that is gone was not."""
+        try:
+            timer = await self.get(firing.service_call_id)
+        except TimerNotFound:
+            return False
+        return timer.generation > firing.generation or timer.state == "Cancelled"
