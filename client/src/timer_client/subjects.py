@@ -59,6 +59,10 @@ class Subjects:
         """Where an operator confirms a leap of the wall clock."""
         return f"{self.prefix}.clock.accept"
 
+    def virtual_clock(self, endpoint: str) -> str:
+        """Return where a virtual clock is asked, `now` or `advance`."""
+        return f"{self.prefix}.clock.{endpoint}"
+
     def tenant_of(self, command_subject: str) -> str | None:
         """Return the tenant that a command subject names, if it names one."""
         tenant, dot, _ = command_subject.removeprefix(self.commands_prefix).partition(".")

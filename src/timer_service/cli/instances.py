@@ -1,25 +1,19 @@
-"""Ask every instance of the service how it is, and confirm a leap of its clock."""
+"""Ask every instance of the service how it is."""
 
 import argparse
 
 from timer_client import OperatorClient, wire
 from timer_service.cli.arguments import Commands, add_client_arguments
 from timer_service.cli.conversation import converse
-from timer_service.cli.output import as_block, say, tell
+from timer_service.cli.output import as_block, say
 from timer_service.printable import printable_json
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `status` and `clock accept`."""
+    """Add `status`."""
     parser = commands.add_parser("status", help="show how each instance is doing")
     add_client_arguments(parser)
     parser.set_defaults(handler=status)
-
-    clock = commands.add_parser("clock", help="confirm a leap of the service's clock")
-    clock_actions = clock.add_subparsers(title="actions", metavar="", required=True)
-    accept = clock_actions.add_parser("accept", help="the wall clock is right: follow it")
-    add_client_arguments(accept)
-    accept.set_defaults(handler=accept_clock_step)
 
 
 def status(options: argparse.Namespace) -> int:
@@ -33,15 +27,3 @@ def status(options: argparse.Namespace) -> int:
             say("\n\n".join(map(as_block, instances)))
 
     return converse(options, OperatorClient, ask)
-
-
-def accept_clock_step(options: argparse.Namespace) -> int:
-    """Confirm that the wall clocks of all instances are right."""
-
-    async def confirm(client: OperatorClient) -> None:
-        for answer in await client.accept_clock_step():
-            step_s = answer.accepted_step_seconds
-            text = f"accepted a step of {step_s:g} s" if step_s else "no step was held back"
-            tell(options, f"{answer.instance}: {text}", wire.fields_of(answer))
-
-    return converse(options, OperatorClient, confirm)

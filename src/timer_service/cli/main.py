@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from timer_service import __version__
-from timer_service.cli import deadletters, instances, running, settings, stores, timers
+from timer_service.cli import clock, deadletters, instances, running, settings, stores, timers
 from timer_service.cli.exits import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -51,6 +51,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"timer-service {__version__}")
     parser.set_defaults(handler=running.run)
     commands = parser.add_subparsers(title="commands", metavar="")
-    for group in (running, timers, instances, deadletters, stores, settings):
+    for group in (running, timers, instances, clock, deadletters, stores, settings):
         group.add_commands(commands)
     return parser

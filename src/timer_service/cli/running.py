@@ -20,6 +20,7 @@ from timer_service.adapters.http.listening import listen
 from timer_service.adapters.nats.embedded import USUAL_PORT, EmbeddedBroker, embedded_broker
 from timer_service.adapters.system import instance_name
 from timer_service.cli.arguments import Commands, port
+from timer_service.cli.dev_modes import DevMode, add_mode_arguments
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
@@ -38,10 +39,8 @@ def add_commands(commands: Commands) -> None:
     parser.set_defaults(handler=run)
 
     parser = commands.add_parser("dev", help="run the service with a broker of its own, to try it out")
-    parser.add_argument(
-        "--dir", type=Path, default=Path(".timer-service"), help="folder for its data (%(default)s)"
-    )
     parser.add_argument("--port", type=port, help="the broker's port (4222, or a free one)")
+    add_mode_arguments(parser)
     parser.set_defaults(handler=dev)
 
 
@@ -55,9 +54,9 @@ def run(_: argparse.Namespace) -> int:
 
 def dev(options: argparse.Namespace) -> int:
     """Run the service with a broker of its own."""
+    mode = DevMode.of(options)
     # A broker of our own: what the environment says of another one's address and credentials is not for it.
     unset: dict[str, Any] = {name: None for name in Settings.model_fields if name.startswith("broker_")}
-    data: Path = options.dir
     ours = {
         "broker_url": "nats://localhost",
         "broker_inbox_prefix": "_INBOX",
@@ -65,21 +64,22 @@ def dev(options: argparse.Namespace) -> int:
         "stream_replicas": 1,
         "store_url": None,
     }
-    settings = load_settings(**unset | ours | {"db_path": data / "timers.db"})
+    settings = load_settings(**unset | ours)
     configure_logging(settings.log_level, settings.log_format)
 
     async def serve() -> None:
         stop = _stop_on_signals()
-        async with embedded_broker(data, options.port) as broker:
+        async with mode.data() as data, embedded_broker(data, options.port) as broker:
             # From here on, not only once the service is loaded: another one may start at the same time.
             listener = _listen(settings)
             http_port = 0 if listener is None else listener.getsockname()[1]
-            found = settings.model_copy(update={"broker_url": broker.url, "http_port": http_port})
-            _greet(broker, found, data)
+            found = {"broker_url": broker.url, "http_port": http_port, "db_path": data / "timers.db"}
+            chosen = settings.model_copy(update=found)
+            _greet(broker, chosen, data, mode)
             with nullcontext() if listener is None else closing(listener):
                 async with asyncio.TaskGroup() as tasks:
                     watcher = tasks.create_task(_fail_with(broker))
-                    await _serve(found, stop, listener)
+                    await _serve(chosen, stop, listener, mode)
                     watcher.cancel()
 
     _run_loop(serve)
@@ -99,16 +99,23 @@ async def _fail_with(broker: EmbeddedBroker) -> None:
     raise CriticalError(f"the embedded nats-server ended with code {code}: see {broker.log_path}")
 
 
-async def _serve(settings: Settings, stop: asyncio.Event, listener: socket.socket | None = None) -> None:
+async def _serve(
+    settings: Settings,
+    stop: asyncio.Event,
+    listener: socket.socket | None = None,
+    mode: DevMode | None = None,
+) -> None:
     # Here, because it takes half a second that no other command has to wait for.
     from timer_service.bootstrap import Parts, open_service  # noqa: PLC0415
 
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
     started, instance = asyncio.Event(), instance_name()
+    # A real start is built from real parts, whatever `dev` may be told.
+    opening = open_service if mode is None or mode.is_usual else mode.open_service
 
     async def serve() -> None:
-        async with open_service(settings, instance, Parts(listener=listener)) as service:
+        async with opening(settings, instance, Parts(listener=listener)) as service:
             started.set()
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
             await run_service(service, stop)
@@ -152,7 +159,7 @@ def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
         raise critical from None
 
 
-def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:
+def _greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode) -> None:
     as_module = Path(sys.argv[0]).name == "__main__.py"
     here = f"{sys.executable} -m timer_service" if as_module else sys.argv[0]
     command = "timer-service" if shutil.which("timer-service") else here
@@ -162,6 +169,7 @@ def _greet(broker: EmbeddedBroker, settings: Settings, data: Path) -> None:
         f"  broker  {broker.url}\n"
         f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
         f"  data    {data}\n"
+        f"{mode}"
         "Try in another terminal:\n"
         f"  {command} watch{server}\n"
         f"  {command} schedule --tenant acme --id order-42 --in 10s{server}\n"

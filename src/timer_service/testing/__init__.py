@@ -10,7 +10,8 @@ adapters), so that a test may build workflows or a whole `Service` from them::
     clock.advance(10)  # whoever has slept for ten seconds wakes
     bus.events  # what the service has published, by message id
 
-No module of the service imports them.
+`virtual` and `kit` have the whole service on a virtual clock, over a real broker. `timer-service dev` uses
+them where it is asked to, a real start never does.
 """
 
 from timer_service.testing.bus import MemoryEventBus

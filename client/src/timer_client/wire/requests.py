@@ -12,7 +12,8 @@ from timer_client.wire.rules import CorrelationText, Model, ServiceCallText, Ten
 MAX_PAGE: Final = 500
 MAX_CURSOR: Final = 1_396
 """Base64 of a time, a space and an id of 255 characters of four bytes."""
-
+MAX_ADVANCE_MS: Final = 10_000 * 366 * 86_400_000
+"""Farther than time goes."""
 
 StateText = Literal["Scheduled", "Reached", "Cancelled"]
 
@@ -110,6 +111,29 @@ class ClockAnswer(Model):
 
     instance: str
     accepted_step_seconds: float = Field(alias="acceptedStepSeconds")
+
+
+class AdvanceRequest(Model):
+    """The request of `advance` to a virtual clock: exactly one of the three says how far."""
+
+    to: Time | None = None
+    by_ms: int | None = Field(default=None, alias="byMs", ge=0, le=MAX_ADVANCE_MS)
+    next: Literal[True] | None = None
+
+
+class VirtualTimeAnswer(Model):
+    """The answer of `now` of a virtual clock."""
+
+    now: Time
+
+
+class AdvanceAnswer(VirtualTimeAnswer):
+    """The answer of `advance`: where time stands, where it was to go, how many events that has published."""
+
+    to: Time
+    published: int = Field(ge=0)
+    arrived: bool
+    """If not, ask again with the same `to`: one request moves time for a few seconds only."""
 
 
 def read_request(model: type[Read], body: bytes) -> Read:

@@ -29,6 +29,7 @@ class NatsMeans:
     session: SessionMeans = field(default_factory=SessionMeans)
     confirm_timeout_s: float = CONFIRM_TIMEOUT_S
     letter_limits: LetterLimits = field(default_factory=LetterLimits)
+    make_sink: Callable[[NatsOptions, Publisher, Outage], NatsEventSink] = NatsEventSink
 
 
 USUAL_MEANS: Final = NatsMeans()
@@ -59,7 +60,7 @@ class NatsBus:
         self.letters = Letters(options, clock, publisher, replies.send, letters_dropped, means.letter_limits)
         elapsed_s = means.session.elapsed_s
         self.inbox = Inbox(options, positions, replies, self.letters, outage, signals.over, elapsed_s)
-        self.sink = NatsEventSink(options, publisher, outage)
+        self.sink = means.make_sink(options, publisher, outage)
         self.source = NatsCommandSource(
             options, outage, positions, questions, self.inbox, replies, meet_history
         )

@@ -27,14 +27,19 @@ class NatsEventSink:
 
     async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
         """Publish all events, then wait for their confirmations."""
+        return await self.send([self.outgoing(event) for event in events])
+
+    def outgoing(self, event: DueTimeReached) -> Outgoing:
+        """Return the message of an event."""
+        message_id = str(event.id)
+        subject, body = self._subjects.event(event.tenant_id), codec.encode_event(event, message_id)
+        return Outgoing(subject, body, codec.event_headers(event, message_id))
+
+    async def send(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
+        """Send messages to the event stream and wait for what becomes of each."""
         if not self.is_open:
             raise self._outage.error()
-        outgoing = []
-        for event in events:
-            message_id = str(event.id)
-            subject, body = self._subjects.event(event.tenant_id), codec.encode_event(event, message_id)
-            outgoing.append(Outgoing(subject, body, codec.event_headers(event, message_id)))
-        return await self._publisher.publish(outgoing)
+        return await self._publisher.publish(messages)
 
     async def start(self, client: TolerantClient) -> None:
         """Publish over this connection from now on."""

@@ -1,0 +1,85 @@
+"""The service on a virtual clock: everything else about it is real."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+
+import nats
+from nats.aio.client import Client
+
+from timer_service.adapters.nats.bus import NatsBus, NatsMeans
+from timer_service.bootstrap import REAL_PARTS, Parts, open_service
+from timer_service.config import Settings, nats_connect_options
+from timer_service.service.run import Service
+from timer_service.stores import OpenedStore, Store
+from timer_service.testing.clock_requests import clock_requests
+from timer_service.testing.hostile import HostileEventSink
+from timer_service.testing.settling import Settling
+from timer_service.testing.store import MemoryTimerStore
+from timer_service.testing.virtual_clock import VirtualClock
+from timer_service.testing.walk import USUAL_LIMITS, Walk, WalkLimits
+
+
+def in_memory(parts: Parts = REAL_PARTS) -> Parts:
+    """Keep timers in memory: nothing is left of them at the end."""
+    return replace(parts, open_store=_open_in_memory)
+
+
+def hostile(parts: Parts = REAL_PARTS) -> Parts:
+    """Publish every event twice, out of order, and with stale generations."""
+    return replace(parts, make_bus=partial(NatsBus, means=NatsMeans(make_sink=HostileEventSink)))
+
+
+@asynccontextmanager
+async def _open_in_memory(_: Settings, __: Callable[[], datetime]) -> AsyncIterator[OpenedStore]:
+    yield OpenedStore(MemoryTimerStore())
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualService:
+    """A service whose time is moved by `walk`."""
+
+    service: Service
+    walk: Walk
+    store: Store
+
+
+@asynccontextmanager
+async def open_virtual_service(
+    settings: Settings,
+    instance: str,
+    clock: VirtualClock,
+    parts: Parts = REAL_PARTS,
+    limits: WalkLimits = USUAL_LIMITS,
+) -> AsyncIterator[VirtualService]:
+    """Build the service with this clock, and serve the requests that move it."""
+    opened: list[Store] = []
+
+    @asynccontextmanager
+    async def open_and_keep(chosen: Settings, now: Callable[[], datetime]) -> AsyncIterator[OpenedStore]:
+        async with parts.open_store(chosen, now) as store:
+            opened.append(store.store)
+            yield store
+
+    virtual = replace(parts, make_clock=lambda _: clock, open_store=open_and_keep)
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(open_service(settings, instance, virtual))
+        client = await stack.enter_async_context(_connection(settings))
+        settling = Settling(client, settings.subject_prefix, opened[0], clock)
+        walk = Walk(clock, settling, lambda: service.health().problems, limits)
+        await stack.enter_async_context(clock_requests(client, settings.subject_prefix, walk))
+        yield VirtualService(service, walk, opened[0])
+
+
+@asynccontextmanager
+async def _connection(settings: Settings) -> AsyncIterator[Client]:
+    """Connect beside the service, whose own connection does nothing but its work."""
+    client = await nats.connect(
+        **nats_connect_options(settings), name="timer-service-clock", max_reconnect_attempts=-1
+    )
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -1,0 +1,63 @@
+"""A clock for a whole service that stands until somebody moves it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from timer_service.domain.messages import EPOCH
+from timer_service.testing.clock import START
+from timer_service.waiting import first_done, owned
+
+MIN_PAUSE_S: Final = 0.02
+"""The shortest wait in real time: a timer that is due in a moment of virtual time keeps nobody busy."""
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class VirtualClock:
+    """The time that somebody has set; it only ever moves forward.
+
+    A wait ends when the time moves, and after the same span of real time at the latest: pauses between tries
+    are not about the time that is told, and would otherwise never end.
+    """
+
+    def __init__(self, now: datetime = START) -> None:
+        self._now = _truncated(now)
+        self._moved = asyncio.Event()
+
+    def now(self) -> datetime:
+        """Return the moment that was set."""
+        return self._now
+
+    def move_to(self, moment: datetime) -> None:
+        """Set the time; raise ValueError for a moment that is over already."""
+        if moment < self._now:
+            raise ValueError(f"time does not go back: it is {self._now} already, later than {moment}")
+        self._now = _truncated(moment)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def wait(self, seconds: float, wake: asyncio.Event) -> None:
+        """Return when the event is set, the time moves, or the span has passed in real time."""
+        try:
+            async with asyncio.timeout(max(seconds, MIN_PAUSE_S) if seconds > 0 else 0):
+                async with owned(wake.wait(), self._moved.wait()) as (woken, moved):
+                    await first_done(woken, moved)
+        except TimeoutError:
+            pass
+
+    @property
+    def problem(self) -> None:
+        """Return None: no leap is held back, because every move is a leap."""
+
+    @property
+    def held_step_s(self) -> float:
+        """Return 0: no leap is held back."""
+        return 0.0
+
+    def accept_step(self) -> float:
+        """Return 0: there was nothing to accept."""
+        return 0.0
+
+
+def _truncated(moment: datetime) -> datetime:
+    return EPOCH + (moment.astimezone(UTC) - EPOCH) // _MILLISECOND * _MILLISECOND

@@ -1,0 +1,65 @@
+"""Hostile delivery over a real broker: who handles whatever comes fails, who looks at it first does not."""
+
+import asyncio
+import os
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from tests.support import messages
+from tests.support.broker import NatsServer
+from tests.support.team import Team, team
+from timer_service.testing import START
+from timer_service.testing.kit import running_service
+
+FIRINGS = int(os.environ.get("HOSTILE_FIRINGS", "300"))
+"""`make hostile` sets more."""
+MINUTE = timedelta(minutes=1)
+
+
+async def _schedule_orders(other: Team, count: int) -> None:
+    """Schedule timers some of which are due together, and move every third."""
+    due = {f"order-{number}": START + (number // 10 + 1) * MINUTE for number in range(count)}
+    for start in range(0, count, 100):
+        names = list(due)[start : start + 100]
+        await asyncio.gather(*(other.schedule(name, due[name]) for name in names))
+    for name in list(due)[::3]:
+        await other.schedule(name, due[name] + timedelta(seconds=1))
+
+
+async def test_a_naive_consumer_handles_firings_twice_and_what_is_stale(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    handled: Counter[tuple[str, int]] = Counter()
+
+    async def naive(firing: dict[str, Any]) -> None:
+        handled[firing["serviceCallId"], firing["generation"]] += 1
+
+    async with (
+        running_service(shared_broker.url, prefix, hostile_delivery=True) as virtual,
+        team(shared_broker.url, prefix) as other,
+        other.consuming("naive", naive),
+    ):
+        await _schedule_orders(other, 30)
+        await virtual.walk.advance_to(START + timedelta(days=1))
+
+    assert all(handled[f"order-{number}", 2 if number % 3 == 0 else 1] >= 2 for number in range(30))
+    assert [number for number in range(30) if handled[f"order-{number}", 1] and number % 3 == 0]
+
+
+async def test_events_come_out_of_order(shared_broker: NatsServer, prefix: str) -> None:
+    order: list[str] = []
+
+    async def note(firing: dict[str, Any]) -> None:
+        order.append(firing["dueAt"])
+
+    async with (
+        running_service(shared_broker.url, prefix, hostile_delivery=True) as virtual,
+        team(shared_broker.url, prefix) as other,
+        other.consuming("naive", note),
+    ):
+        await _schedule_orders(other, 30)
+        await virtual.walk.advance_to(START + timedelta(days=1))
+
+    assert order != sorted(order)
+    assert messages.iso(START + MINUTE) in order

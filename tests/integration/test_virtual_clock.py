@@ -1,0 +1,206 @@
+"""Virtual time over a real broker: it stands until it is moved, and waits for everybody whom it concerns."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from nats.js.api import DeliverPolicy
+
+from tests.support import messages
+from tests.support.broker import NatsServer
+from tests.support.team import Team, team
+from timer_client import RequestRefused, ServiceAway
+from timer_client.clock import ClockClient
+from timer_service.testing import START
+from timer_service.testing.kit import running_service
+from timer_service.testing.virtual import VirtualService
+from timer_service.testing.walk import NotSettled, WalkLimits
+
+DAY = timedelta(days=1)
+IMPATIENT = WalkLimits(settle_timeout_s=0.2)
+RESTLESS = WalkLimits(moment_timeout_s=0.5)
+
+
+@asynccontextmanager
+async def opened(
+    broker: NatsServer, prefix: str, **options: Any
+) -> AsyncIterator[tuple[VirtualService, Team]]:
+    async with running_service(broker.url, prefix, **options) as virtual, team(broker.url, prefix) as other:
+        yield virtual, other
+
+
+async def test_a_year_of_daily_timers_each_scheduled_by_the_one_before(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    fired: list[dict[str, Any]] = []
+    async with opened(shared_broker, prefix) as (virtual, other):
+
+        async def again(firing: dict[str, Any]) -> None:
+            fired.append(firing)
+            if len(fired) < 365:
+                await other.schedule(f"day-{len(fired)}", messages.parse(firing["reachedAt"]) + DAY)
+
+        async with other.consuming("billing", again):
+            started = time.perf_counter()
+            await other.schedule("day-0", START + DAY)
+            walked = await virtual.walk.advance_to(START + 400 * DAY)
+            print(f"365 daily timers in {time.perf_counter() - started:.2f} s")
+
+    assert (walked.now, walked.published, walked.arrived) == (START + 400 * DAY, 365, True)
+    expected = [messages.iso(START + number * DAY) for number in range(1, 366)]
+    assert [firing["dueAt"] for firing in fired] == expected
+    assert [firing["reachedAt"] for firing in fired] == expected
+
+
+async def test_time_stands_until_it_is_moved(shared_broker: NatsServer, prefix: str) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        await other.schedule("order-1", START + timedelta(milliseconds=1))
+        stood = await virtual.walk.advance_to(START)
+        moved = await virtual.walk.advance_to(START + timedelta(milliseconds=1))
+
+    assert (stood.now, stood.published) == (START, 0)
+    assert (moved.now, moved.published) == (START + timedelta(milliseconds=1), 1)
+
+
+async def test_what_is_due_in_the_past_fires_without_moving_time(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        await other.schedule("order-1", START - DAY)
+        walked = await virtual.walk.advance_to(START)
+
+    assert (walked.now, walked.published) == (START, 1)
+
+
+async def test_the_next_due_time_is_one_step_away(shared_broker: NatsServer, prefix: str) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        for days in (3, 2, 2):
+            await other.schedule(f"order-{days}", START + days * DAY)
+        first = await virtual.walk.advance_to_next()
+        second = await virtual.walk.advance_to_next()
+        third = await virtual.walk.advance_to_next()
+
+    assert [step.now - START for step in (first, second, third)] == [2 * DAY, 3 * DAY, 3 * DAY]
+    assert [step.published for step in (first, second, third)] == [1, 1, 0]
+
+
+async def test_to_move_to_the_same_moment_again_changes_nothing(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        await other.schedule("order-1", START + DAY)
+        once = await virtual.walk.advance_to(START + DAY)
+        again = await virtual.walk.advance_to(START + DAY)
+        with pytest.raises(ValueError, match=r"it is 2026-01-02T12:00:00\.000Z already"):
+            await virtual.walk.advance_to(START)
+
+    assert (once.published, again.published) == (1, 0)
+    assert once.now == again.now
+
+
+async def test_who_does_not_acknowledge_is_named(shared_broker: NatsServer, prefix: str) -> None:
+    async with opened(shared_broker, prefix, limits=IMPATIENT) as (virtual, other):
+        await other.add_consumer("billing")
+        await other.schedule("order-1", START + DAY)
+        with pytest.raises(NotSettled) as error:
+            await virtual.walk.advance_to(START + 2 * DAY)
+
+    assert str(error.value) == (
+        "time stands at 2026-01-02T12:00:00.000Z, nothing has happened for 0.2 s: "
+        "consumer billing (events not delivered to it: 1, delivered and not acknowledged: 0)"
+    )
+
+
+async def test_time_waits_for_a_handler_that_is_still_at_work(shared_broker: NatsServer, prefix: str) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work(_: dict[str, Any]) -> None:
+        begun.set()
+        await may_end.wait()
+
+    async with opened(shared_broker, prefix) as (virtual, other), other.consuming("billing", work):
+        await other.schedule("order-1", START + DAY)
+        walking = asyncio.ensure_future(virtual.walk.advance_to(START + 9 * DAY))
+        await begun.wait()
+        stood_at = virtual.walk.now()
+        may_end.set()
+        walked = await walking
+
+    assert stood_at == START + DAY
+    assert walked.now == START + 9 * DAY
+
+
+async def test_events_that_a_consumer_never_wanted_do_not_hold_time_up(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        await other.add_consumer("of-globex", tenant="globex")
+        await other.schedule("order-1", START + DAY)
+        await virtual.walk.advance_to(START + DAY)
+        await other.add_consumer("latecomer", deliver=DeliverPolicy.NEW)
+        walked = await virtual.walk.advance_to(START + 2 * DAY)
+
+    assert walked.now == START + 2 * DAY
+
+
+async def test_a_consumer_that_always_asks_for_now_does_not_hang_the_walk(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    numbers = iter(range(1_000_000))
+    async with opened(shared_broker, prefix, limits=RESTLESS) as (virtual, other):
+
+        async def at_once(_: dict[str, Any]) -> None:
+            await other.schedule(f"order-{next(numbers)}", START)
+
+        async with other.consuming("billing", at_once):
+            await other.schedule("order", START)
+            with pytest.raises(NotSettled, match=r"time stands at 2026-01-01T12:00:00.000Z, not finished"):
+                await virtual.walk.advance_to(START + DAY)
+
+
+async def test_the_clock_is_moved_by_requests(shared_broker: NatsServer, prefix: str) -> None:
+    async with opened(shared_broker, prefix) as (_, other):
+        clock = ClockClient(other.client, prefix=prefix)
+        await other.schedule("order-1", START + DAY)
+
+        moved = await clock.advance(3 * DAY)
+
+        assert (moved.now, moved.published, await clock.now()) == (START + 3 * DAY, 1, START + 3 * DAY)
+        assert (await clock.advance_to(START + 4 * DAY)).now == START + 4 * DAY
+        assert (await clock.advance_to_next()).now == START + 4 * DAY
+        with pytest.raises(RequestRefused, match="time does not go back"):
+            await clock.advance_to(START)
+        with pytest.raises(ValueError, match="must have a time zone"):
+            await clock.advance_to(START.replace(tzinfo=None))
+        with pytest.raises(ValueError, match="span must not be negative"):
+            await clock.advance(-DAY)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"byMs": 5, "next": true}', b'{"next": false}', b'{"byMs": -1}', b"["]
+)
+async def test_a_request_that_does_not_say_how_far_is_refused(
+    shared_broker: NatsServer, prefix: str, body: bytes
+) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        answer = await other.client.request(f"{prefix}.clock.advance", body)
+
+        assert answer.headers is not None
+        assert answer.headers["Nats-Service-Error-Code"] == "400"
+        assert virtual.walk.now() == START
+
+
+async def test_beyond_the_last_year_there_is_no_time(shared_broker: NatsServer, prefix: str) -> None:
+    async with opened(shared_broker, prefix) as (_, other):
+        with pytest.raises(RequestRefused, match="byMs: leads beyond the year 9999"):
+            await ClockClient(other.client, prefix=prefix).advance(timedelta(days=3_000_000))
+
+
+async def test_a_service_on_real_time_has_no_clock_to_move(shared_broker: NatsServer, prefix: str) -> None:
+    async with team(shared_broker.url, prefix) as other:
+        with pytest.raises(ServiceAway, match="start one with `timer-service dev --clock virtual`"):
+            await ClockClient(other.client, prefix=prefix).now()
