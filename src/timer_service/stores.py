@@ -11,10 +11,12 @@ from typing import Protocol
 
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
 from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
 from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
+from timer_service.ports.secret_store import SecretStore
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerStore
@@ -40,6 +42,7 @@ class OpenedStore:
     """A store that is open, and what it has to do with the world beside it."""
 
     store: Store
+    secrets: SecretStore
     listen: Listen = lambda _: nullcontext()
     meet_history: MeetHistory = _any_history
     clock_skew_s: Callable[[], float] = lambda: 0.0
@@ -57,7 +60,7 @@ async def open_store(
     if settings.postgres_url is None:
         async with open_sqlite(settings.sqlite_path, now) as file:
             meet_history = partial(file.meet_history, allow_new=settings.allow_new_store)
-            yield OpenedStore(file, meet_history=meet_history)
+            yield OpenedStore(file, _secrets_beside(settings), meet_history=meet_history)
         return
     _need_postgres("TIMER_STORE_URL")
     from timer_service.adapters.postgres.opening import open_postgres_store  # noqa: PLC0415
@@ -65,7 +68,21 @@ async def open_store(
     async with open_postgres_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache
     ) as store:
-        yield OpenedStore(store, store.listen, clock_skew_s=lambda: store.skew_s)
+        yield OpenedStore(store, store.secrets, store.listen, clock_skew_s=lambda: store.skew_s)
+
+
+@asynccontextmanager
+async def open_secrets(settings: Settings) -> AsyncIterator[SecretStore]:
+    """Open the secrets of tenants, also while a service is at work."""
+    if settings.postgres_url is None:
+        yield _secrets_beside(settings)
+        return
+    async with open_store(settings, local_now) as opened:
+        yield opened.secrets
+
+
+def _secrets_beside(settings: Settings) -> SecretStore:
+    return SqliteSecretStore(secrets_path(settings.sqlite_path))
 
 
 @asynccontextmanager

@@ -15,7 +15,9 @@ SHARED = ("--server", "--json")
 def settings() -> str:
     """Return every setting with its default, its meaning and what is allowed."""
     lines = ["| variable | default | meaning | allowed |", "|---|---|---|---|"]
-    for name, field in Settings.model_fields.items():
+    # What a part of the settings has in a class of its own comes last.
+    for name in sorted(Settings.model_fields, key=lambda name: name not in Settings.__annotations__):
+        field = Settings.model_fields[name]
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
         cells = (f"`{env_name(name)}`", _default(field.default), field.description, extra["allowed"])

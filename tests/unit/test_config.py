@@ -46,6 +46,10 @@ def complaint(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
 
 def test_every_setting_has_a_default_or_is_unset() -> None:
     assert load_settings().shown() == {
+        "TIMER_CALLBACK_ALLOW": "",
+        "TIMER_CALLBACK_PROXY": "",
+        "TIMER_CALLBACK_TLS_CA": "",
+        "TIMER_SECRET_KEYS": "",
         "TIMER_POLLING_INTERVAL": "5000",
         "TIMER_BATCH_SIZE": "2000",
         "TIMER_PRECISE_WAKEUP": "true",
@@ -508,8 +512,8 @@ def test_the_address_of_a_file_takes_the_place_of_its_path(
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgresql://timer:secret@db-1:5432/timers", "postgresql://*****@db-1:5432/timers"),
-        ("postgres://db-1/timers?user=timer&password=secret", "postgres://db-1/timers"),
+        ("postgresql://timer:hidden@db-1:5432/timers", "postgresql://*****@db-1:5432/timers"),
+        ("postgres://db-1/timers?user=timer&password=hidden", "postgres://db-1/timers"),
     ],
 )
 def test_the_address_of_a_database_is_shown_without_its_password(
@@ -520,7 +524,7 @@ def test_the_address_of_a_database_is_shown_without_its_password(
     assert settings.postgres_url == url
     assert settings.store_name == shown
     assert settings.shown()["TIMER_STORE_URL"] == shown
-    assert "secret" not in repr(settings)
+    assert "hidden" not in repr(settings)
 
 
 @pytest.mark.parametrize(

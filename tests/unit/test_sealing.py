@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from timer_service.adapters.sealing import NotOpened, SecretKeys, key_file, new_secret_key, read_secret_keys
+from timer_service.adapters.sealing import NotOpened, SecretKeys
 from timer_service.domain.errors import CriticalError
+from timer_service.secret_keys import key_file, new_secret_key, read_secret_keys
 
 OLD, NEW = bytes(32), bytes(range(32))
 

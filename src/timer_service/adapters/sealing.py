@@ -1,19 +1,11 @@
 """Secrets at rest: sealed by the first key, opened by any, bound to where they belong."""
 
-import base64
-import binascii
-import os
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
-from timer_service.domain.errors import CriticalError
-
-KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 24
 KEY_ID_BYTES: Final = 4
 _VERSION: Final = b"\x01"
@@ -66,61 +58,6 @@ class SecretKeys:
     def is_newest(self, sealed: bytes) -> bool:
         """Return whether a value is sealed with the first key."""
         return sealed[:_HEAD_BYTES] == _VERSION + _key_id(self._first)
-
-
-def read_secret_keys(text: str) -> list[bytes]:
-    """Read keys of 32 bytes in base64, separated by commas. Raises ValueError."""
-    keys = [_read_key(part.strip()) for part in text.split(",") if part.strip()]
-    if not keys:
-        raise ValueError("no key")
-    return keys
-
-
-def new_secret_key() -> str:
-    """Return a new key as it is written in TIMER_SECRET_KEYS."""
-    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii")
-
-
-def key_file(path: Path) -> list[bytes]:
-    """Return the keys in a file that only we may read; make it, with one new key, where there is none.
-
-    Raises CriticalError.
-    """
-    try:
-        with suppress(FileExistsError):
-            _write_key_file(path)
-        if path.stat().st_mode & 0o077:
-            raise CriticalError(f"{path} may be read by others: chmod 600 it, or set TIMER_SECRET_KEYS")
-        return read_secret_keys(path.read_text("ascii").replace("\n", ","))
-    except (OSError, ValueError) as error:
-        raise CriticalError(
-            f"{path} holds no keys ({error}): restore it, or set TIMER_SECRET_KEYS"
-        ) from error
-
-
-def _write_key_file(path: Path) -> None:
-    """Make the file whole or not at all: half a key would open nothing."""
-    if path.exists():
-        return
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:  # noqa: PTH123
-            file.write(new_secret_key() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _read_key(text: str) -> bytes:
-    try:
-        key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-    except binascii.Error as error:
-        raise ValueError("not base64") from error
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"not {KEY_BYTES} bytes")
-    return key
 
 
 def _key_id(key: bytes) -> bytes:

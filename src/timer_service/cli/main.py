@@ -5,7 +5,17 @@ import sys
 from collections.abc import Sequence
 
 from timer_service import __version__
-from timer_service.cli import clock, deadletters, instances, running, settings, stores, timers
+from timer_service.cli import (
+    clock,
+    deadletters,
+    instances,
+    listening,
+    running,
+    secrets,
+    settings,
+    stores,
+    timers,
+)
 from timer_service.cli.exits import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -51,6 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"timer-service {__version__}")
     parser.set_defaults(handler=running.run)
     commands = parser.add_subparsers(title="commands", metavar="")
-    for group in (running, timers, instances, clock, deadletters, stores, settings):
+    for group in (running, timers, instances, clock, deadletters, stores, secrets, listening, settings):
         group.add_commands(commands)
     return parser

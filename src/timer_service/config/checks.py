@@ -13,6 +13,8 @@ from pydantic import AfterValidator, SecretStr, WrapValidator
 
 from timer_service.addresses import is_clear
 from timer_service.config.durations import parse_duration
+from timer_service.secret_keys import read_secret_keys
+from timer_service.targets import read_allowed, read_target
 
 ENV_PREFIX: Final = "TIMER_"
 NO_BROKER: Final = "none"
@@ -116,6 +118,22 @@ def _store_url(url: SecretStr) -> SecretStr:
     return url
 
 
+def _secret_keys(keys: SecretStr) -> SecretStr:
+    read_secret_keys(keys.get_secret_value())
+    return keys
+
+
+def _allowed_ranges(text: str) -> str:
+    read_allowed(text)
+    return text
+
+
+def _proxy_url(url: str) -> str:
+    if not read_target(url).url.startswith("http://"):
+        raise ValueError("not an HTTP proxy")
+    return url
+
+
 def _duration_between(shortest: timedelta, longest: timedelta, *, or_else: str) -> Callable[[str], str]:
     """Return a check for a duration in these bounds, or the one word that may stand in its place."""
 
@@ -155,3 +173,6 @@ NkeySeedFile = Annotated[Path, AfterValidator(_nkey_seed)]
 CertificatesFile = Annotated[Path, AfterValidator(_certificates)]
 ServerList = Annotated[str, AfterValidator(_server_list)]
 StoreUrl = Annotated[SecretStr, AfterValidator(_store_url)]
+SecretKeyList = Annotated[SecretStr, AfterValidator(_secret_keys)]
+AllowedRanges = Annotated[str, AfterValidator(_allowed_ranges)]
+ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]

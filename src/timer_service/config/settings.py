@@ -4,15 +4,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import SecretStr, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from timer_service.addresses import MASK, masked
 from timer_service.config import checks
+from timer_service.config.callbacks import CallbackSettings
 from timer_service.config.checks import MAX_RETENTION_DAYS, env_name
 from timer_service.config.durations import parse_duration
+from timer_service.config.fields import A_FILE as _A_FILE
+from timer_service.config.fields import setting as _setting
 
-_A_FILE: Final = "a file that this user may read"
 _OF_A_BROKER: Final = (
     "broker_user",
     "broker_password",
@@ -27,12 +29,7 @@ _OF_A_BROKER: Final = (
 """What only says how to reach a broker."""
 
 
-def _setting(default: Any, description: str, allowed: str, **constraints: Any) -> Any:
-    """Describe a setting: `allowed` is what an error tells the user."""
-    return Field(default, description=description, json_schema_extra={"allowed": allowed}, **constraints)
-
-
-class Settings(BaseSettings):
+class Settings(CallbackSettings):
     """The service's settings; each is the environment variable TIMER_<NAME>."""
 
     model_config = SettingsConfigDict(

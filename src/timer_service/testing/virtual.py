@@ -16,6 +16,7 @@ from timer_service.service.run import Service
 from timer_service.stores import OpenedStore, Store
 from timer_service.testing.clock_requests import clock_requests
 from timer_service.testing.hostile import HostileEventSink
+from timer_service.testing.secrets import MemorySecretStore
 from timer_service.testing.settling import Settling
 from timer_service.testing.store import MemoryTimerStore
 from timer_service.testing.virtual_clock import VirtualClock
@@ -34,7 +35,7 @@ def hostile(parts: Parts = REAL_PARTS) -> Parts:
 
 @asynccontextmanager
 async def _open_in_memory(_: Settings, __: Callable[[], datetime]) -> AsyncIterator[OpenedStore]:
-    yield OpenedStore(MemoryTimerStore())
+    yield OpenedStore(MemoryTimerStore(), MemorySecretStore())
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from timer_service.adapters.postgres.hints import Hints
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to_read
 from timer_service.adapters.postgres.pages import page_of
+from timer_service.adapters.postgres.secrets import PostgresSecretStore
 from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreBusy
@@ -70,6 +71,7 @@ class PostgresTimerStore:
     ) -> None:
         self._work = work
         self._answers = answers
+        self.secrets = PostgresSecretStore(answers)
         self._hints = hints
         self._now = now
         self._limits = limits

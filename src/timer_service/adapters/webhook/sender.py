@@ -138,9 +138,9 @@ class HttpCallbackSender:
         session: aiohttp.ClientSession,
         fresh: aiohttp.ClientSession,
     ) -> None:
-        self._keyring = keyring
-        self._vault = vault
-        self._rules = rules
+        self.keyring = keyring
+        self.vault = vault
+        self.rules = rules
         self._session = session
         self._fresh = fresh
         """Never uses a connection twice."""
@@ -166,12 +166,12 @@ class HttpCallbackSender:
         """Return the exact bytes of an attempt, or why there are none; nothing is sent."""
         callback = request.callback
         try:
-            target = read_target(callback.url, self._rules)
+            target = read_target(callback.url, self.rules)
         except ValueError as error:
             return Blocked(f"the URL {error}")
         try:
-            headers = self._vault.opened(request.key, callback.headers)
-            secrets = await self._keyring.secrets_for(request.tenant_id, callback.signing)
+            headers = self.vault.opened(request.key, callback.headers)
+            secrets = await self.keyring.secrets_for(request.tenant_id, callback.signing)
         except NotOpened as error:
             return Unreachable(Trouble.SECRET, str(error))
         except TimerServiceError as error:

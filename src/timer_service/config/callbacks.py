@@ -1,0 +1,31 @@
+"""The settings of callbacks."""
+
+from pydantic_settings import BaseSettings
+
+from timer_service.config import checks
+from timer_service.config.fields import A_FILE, setting
+
+
+class CallbackSettings(BaseSettings):
+    """Where callbacks may go, and what keeps their secrets."""
+
+    callback_allow: checks.AllowedRanges | None = setting(
+        None,
+        "Addresses that callbacks may go to although they are not public: ranges, addresses, addresses with "
+        "a port. Link-local and metadata addresses only by address, our own only with their port",
+        "a list such as 10.0.0.0/8,127.0.0.1:9000,[::1]:9000, separated by commas",
+    )
+    callback_proxy: checks.ProxyUrl | None = setting(
+        None,
+        "An HTTP proxy that all callbacks go through; it then decides which addresses a name leads to",
+        "http://host:port, without user name and password",
+    )
+    callback_tls_ca: checks.CertificatesFile | None = setting(
+        None, "CA certificates that callbacks trust besides the system's", f"{A_FILE}, with PEM certificates"
+    )
+    secret_keys: checks.SecretKeyList | None = setting(
+        None,
+        "Keys that seal the secrets of callbacks: the first seals, all open. On SQLite a file beside the "
+        "database takes their place",
+        "keys of `timer-service secrets new-key`, separated by commas",
+    )

@@ -1,0 +1,223 @@
+"""Where the secrets of tenants are kept, and the keyring on top of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.callbacks import SEALING, keyring_of
+from tests.support.postgres import fresh_schema
+from tests.support.timers import ACME, GLOBEX, at
+from timer_service.adapters.postgres.opening import open_postgres_store
+from timer_service.adapters.sealing import NotOpened, SecretKeys
+from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
+from timer_service.adapters.webhook.keyring import FRESH_S, MAX_NAMED_SECRETS, OVERLAP, Keyring
+from timer_service.domain.callback import Signing
+from timer_service.ports.secret_store import SecretKind, SecretStore, StoredSecret
+from timer_service.testing.secrets import MemorySecretStore
+
+SECRET = StoredSecret(ACME, SecretKind.NAMED, "token", b"\x00sealed\xff", created_at=at(0))
+
+
+@asynccontextmanager
+async def _memory(_: Path) -> AsyncIterator[SecretStore]:
+    yield MemorySecretStore()
+
+
+@asynccontextmanager
+async def _sqlite(folder: Path) -> AsyncIterator[SecretStore]:
+    yield SqliteSecretStore(secrets_path(folder / "timers.db"))
+
+
+@asynccontextmanager
+async def _postgres(_: Path) -> AsyncIterator[SecretStore]:
+    async with fresh_schema() as url, open_postgres_store(url, lambda: at(0)) as store:
+        yield store.secrets
+
+
+STORES = {"memory": _memory, "sqlite": _sqlite, "postgres": _postgres}
+
+
+@pytest.fixture(params=list(STORES))
+async def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SecretStore]:
+    opened: AbstractAsyncContextManager[SecretStore] = STORES[request.param](tmp_path)
+    async with opened as store:
+        yield store
+
+
+async def test_a_tenant_has_no_secrets_at_first(secrets: SecretStore) -> None:
+    assert list(await secrets.secrets_of(ACME)) == []
+    assert list(await secrets.secrets_after(None, 10)) == []
+
+
+async def test_secrets_come_back_whole_by_kind_and_age_and_only_to_their_tenant(secrets: SecretStore) -> None:
+    first = replace(SECRET, kind=SecretKind.ED25519, name="ed25519-000001", ends_at=at(3600))
+    second = replace(SECRET, kind=SecretKind.ED25519, name="ed25519-000002")
+    for each in (SECRET, second, first, replace(SECRET, tenant_id=GLOBEX)):
+        assert await secrets.add_secret(each)
+
+    assert list(await secrets.secrets_of(ACME)) == [first, second, SECRET]
+    assert list(await secrets.secrets_of(GLOBEX)) == [replace(SECRET, tenant_id=GLOBEX)]
+
+
+async def test_a_place_that_is_taken_stays_as_it_is(secrets: SecretStore) -> None:
+    added = [replace(SECRET, sealed=bytes([n])) for n in range(5)]
+
+    kept = await asyncio.gather(*map(secrets.add_secret, added))
+
+    assert sum(kept) == 1
+    assert list(await secrets.secrets_of(ACME)) == [added[kept.index(True)]]
+
+
+async def test_saving_replaces_and_may_be_repeated(secrets: SecretStore) -> None:
+    newer = replace(SECRET, sealed=b"newer", created_at=at(5), ends_at=at(9))
+    other = replace(SECRET, name="other")
+    await secrets.add_secret(SECRET)
+
+    for _ in range(2):
+        await secrets.save_secrets([newer, other])
+
+    assert list(await secrets.secrets_of(ACME)) == [other, newer]
+
+
+async def test_a_secret_is_resealed_only_if_nobody_changed_it_meanwhile(secrets: SecretStore) -> None:
+    newer = replace(SECRET, sealed=b"newer")
+    await secrets.add_secret(SECRET)
+
+    assert await secrets.reseal_secret(SECRET, newer)
+    assert not await secrets.reseal_secret(SECRET, replace(SECRET, sealed=b"late"))
+    assert list(await secrets.secrets_of(ACME)) == [newer]
+
+
+async def test_a_secret_is_removed_once(secrets: SecretStore) -> None:
+    await secrets.add_secret(SECRET)
+
+    assert await secrets.remove_secret(SECRET.place)
+    assert not await secrets.remove_secret(SECRET.place)
+    assert list(await secrets.secrets_of(ACME)) == []
+
+
+async def test_all_secrets_are_read_page_by_page(secrets: SecretStore) -> None:
+    names = [f"s-{n}" for n in range(7)]
+    await secrets.save_secrets(
+        [replace(SECRET, tenant_id=tenant, name=name) for tenant in (GLOBEX, ACME) for name in names]
+    )
+
+    read: list[StoredSecret] = []
+    while page := await secrets.secrets_after(read[-1].place if read else None, 3):
+        read += page
+
+    assert [(each.tenant_id, each.name) for each in read] == [(t, n) for t in (ACME, GLOBEX) for n in names]
+
+
+async def test_the_first_key_is_made_when_it_is_needed_and_is_one_however_many_ask(
+    secrets: SecretStore,
+) -> None:
+    rings = [keyring_of(secrets) for _ in range(4)]
+
+    found = await asyncio.gather(*[ring.secrets_for(ACME, Signing.ED25519) for ring in rings * 2])
+
+    keys = {each.keys(Signing.ED25519, at(0))[0].secret for each in found}
+    assert len(keys) == 1
+    assert len(await secrets.secrets_of(ACME)) == 1
+
+
+async def test_a_new_key_signs_at_once_and_the_one_before_it_for_a_day(secrets: SecretStore) -> None:
+    ring = keyring_of(secrets)
+    first = (await ring.secrets_for(ACME, Signing.ED25519)).keys(Signing.ED25519, at(0))
+
+    second = (await ring.rotate(ACME, Signing.ED25519)).key
+    third = (await ring.rotate(ACME, Signing.ED25519, timedelta(hours=1))).key
+
+    found = await ring.secrets_for(ACME, Signing.ED25519)
+    assert found.keys(Signing.ED25519, at(0)) == [third, second, *first]
+    assert found.keys(Signing.ED25519, at(3599)) == [third, second, *first]
+    assert found.keys(Signing.ED25519, at(3600)) == [third]
+    assert found.keys(Signing.HMAC, at(0)) == []
+    assert timedelta(hours=24) == OVERLAP
+
+
+async def test_rotating_many_times_locks_nobody_out(secrets: SecretStore) -> None:
+    ring = keyring_of(secrets)
+
+    keys = [(await ring.rotate(ACME, Signing.HMAC)).key for _ in range(5)]
+
+    assert (await ring.secrets_for(ACME, Signing.HMAC)).keys(Signing.HMAC, at(3600)) == keys[::-1]
+
+
+async def test_a_change_by_another_process_is_seen_within_seconds(secrets: SecretStore) -> None:
+    elapsed = [0.0]
+    ring = Keyring(secrets, SEALING, lambda: at(0), lambda: elapsed[0])
+    await ring.secrets_for(ACME, Signing.ED25519)
+    await keyring_of(secrets).set_named(ACME, "token", "value")
+
+    before = (await ring.secrets_for(ACME, Signing.ED25519)).named
+    elapsed[0] = FRESH_S + 0.1
+    after = (await ring.secrets_for(ACME, Signing.ED25519)).named
+
+    assert (before, after) == ({}, {"token": "value"})
+
+
+async def test_named_secrets_are_set_listed_masked_and_removed(secrets: SecretStore) -> None:
+    ring = keyring_of(secrets)
+
+    assert not await ring.set_named(ACME, "token", "value")
+    assert await ring.set_named(ACME, "token", "other")
+    assert list(await ring.named(ACME)) == ["token"]
+    assert "other" not in repr(await ring.named(ACME))
+    assert await ring.named(GLOBEX) == {}
+    assert await ring.remove_named(ACME, "token")
+    assert not await ring.remove_named(ACME, "token")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("", "x"), ("a b", "x"), ("a" * 65, "x"), ("a", ""), ("a", "x\r\ny"), ("a", "ä"), ("a", "x" * 4097)],
+)
+async def test_what_could_not_stand_in_a_header_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=r"a secret"):
+        await keyring_of().set_named(ACME, name, value)
+
+
+async def test_a_tenant_has_a_bounded_number_of_named_secrets() -> None:
+    ring = keyring_of()
+    for number in range(MAX_NAMED_SECRETS):
+        await ring.set_named(ACME, f"s-{number}", "x")
+
+    await ring.set_named(ACME, "s-0", "y")
+    with pytest.raises(ValueError, match="at most 100"):
+        await ring.set_named(ACME, "one-more", "x")
+
+
+async def test_an_overlap_has_a_bound() -> None:
+    for overlap in (timedelta(days=8), timedelta(seconds=-1)):
+        with pytest.raises(ValueError, match="overlap"):
+            await keyring_of().rotate(ACME, Signing.ED25519, overlap)
+
+
+async def test_rewrapping_makes_the_old_key_superfluous(secrets: SecretStore) -> None:
+    old, new = bytes(32), bytes(range(1, 33))
+    before = keyring_of(secrets, SecretKeys([old]))
+    key = (await before.rotate(ACME, Signing.ED25519)).key
+    await before.set_named(GLOBEX, "token", "value")
+
+    assert await keyring_of(secrets, SecretKeys([new, old])).rewrap() == 2
+    assert await keyring_of(secrets, SecretKeys([new, old])).rewrap() == 0
+
+    after = keyring_of(secrets, SecretKeys([new]))
+    assert (await after.read(ACME)).keys(Signing.ED25519, at(0)) == [key]
+    assert (await after.read(GLOBEX)).named == {"token": "value"}
+    with pytest.raises(NotOpened):
+        await before.read(ACME)
+
+
+def test_the_file_of_the_secrets_is_only_for_us(tmp_path: Path) -> None:
+    store = SqliteSecretStore(secrets_path(tmp_path / "timers.db"))
+
+    asyncio.run(store.save_secrets([SECRET]))
+
+    assert (tmp_path / "timers.db.secrets").stat().st_mode & 0o777 == 0o600
