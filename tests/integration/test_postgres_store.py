@@ -192,7 +192,8 @@ async def test_a_user_without_the_right_to_create_can_run_on_a_migrated_database
         await execute(
             owner_url,
             f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
-            f"GRANT SELECT, INSERT, UPDATE, DELETE ON timer_schedules TO {name}",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON timer_schedules, timer_callbacks, callback_deliveries,"
+            f" callback_attempts, callback_instances TO {name}",
             f"GRANT SELECT, INSERT, UPDATE ON timer_stream_epochs TO {name}",
             f"GRANT SELECT ON timer_migrations TO {name}",
         )

@@ -13,6 +13,7 @@ from tests.support.timers import at, schedule
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import Command, TenantId
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.testing import START
@@ -222,7 +223,7 @@ async def test_no_more_tenants_are_remembered_than_a_bound() -> None:
         while more:
             batch, more = await fire(store, limit=2)
             tenants += batch
-            seen = max(seen, len(store._turns._waiting))
+            seen = max(seen, len(store._turns[Sink.BUS]._waiting))
 
         assert seen <= 20 + 10 + 3
         assert Counter(tenants) == dict.fromkeys(TENANTS, 1)

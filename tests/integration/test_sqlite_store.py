@@ -36,6 +36,7 @@ from tests.support.timers import (
     schedule,
     scheduled_timer,
 )
+from timer_service.adapters import rows
 from timer_service.adapters.migrations import Migration, load_migrations
 from timer_service.adapters.sqlite import connections, marks, schema, statements
 from timer_service.adapters.sqlite.backup import back_up
@@ -46,6 +47,7 @@ from timer_service.adapters.sqlite.looks import FIND_DUE, FIND_DUE_IN_TURNS
 from timer_service.adapters.sqlite.opening import open_sqlite_store, require_sqlite
 from timer_service.adapters.sqlite.pages import LIST_BY_CORRELATION, LIST_BY_STATE
 from timer_service.adapters.sqlite.store import SqliteTimerStore
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import (
     StoreBusy,
     StoreFailed,
@@ -508,11 +510,8 @@ async def test_a_corrupt_schema_is_found_at_start(path: Path) -> None:
 
 async def test_corrupt_rows_are_found_when_they_are_read(path: Path) -> None:
     async with opened(path) as store:
-        root = await value(
-            store._writer.connection,
-            "SELECT max(rootpage) FROM sqlite_schema WHERE name <> 'timer_migrations'",
-        )
-    await make_corrupt(path, int(root) + 1)
+        pages = await value(store._writer.connection, "PRAGMA page_count")
+    await make_corrupt(path, int(pages) + 1)
 
     async with opened(path) as store:
         with pytest.raises(StoreFailed, match="restore it from a backup"):
@@ -1001,7 +1000,11 @@ SEARCHES: dict[str, tuple[str, set[str]]] = {
     "LIST_BY_CORRELATION": (LIST_BY_CORRELATION, {"timer_schedules_by_correlation"}),
     "PURGE": (statements.PURGE, {"timer_schedules_ended", "PRIMARY KEY"}),
     "COUNT_PENDING": (statements.COUNT_PENDING, {"timer_schedules_by_state"}),
-    "COUNT_OVERDUE": (statements.COUNT_OVERDUE, {"timer_schedules_due"}),
+    "COUNT_OVERDUE": (statements.COUNT_OVERDUE, {"timer_schedules_due", "timer_schedules_due_http"}),
+    "FIND_DUE_HTTP": (rows.for_sink(FIND_DUE, Sink.HTTP), {"timer_schedules_due_http"}),
+    "NEXT_DUE_HTTP": (rows.for_sink(statements.NEXT_DUE, Sink.HTTP), {"timer_schedules_due_http"}),
+    "SCAN_END_HTTP": (rows.for_sink(SCAN_END, Sink.HTTP), {"timer_schedules_due_http"}),
+    "SCAN_HTTP": (rows.for_sink(SCAN, Sink.HTTP), {"timer_schedules_due_http"}),
     "load": (statements.LOAD, {"PRIMARY KEY"}),
     "mark": (marks.MARK_REACHED, {"PRIMARY KEY"}),
     "get": (statements.GET, {"PRIMARY KEY"}),
@@ -1025,7 +1028,17 @@ def test_every_look_is_a_search_on_its_index_and_never_a_scan(
 
 
 IN_ORDER = ["FIND_DUE", "SCAN_END", "LIST_BY_STATE", "LIST_BY_CORRELATION", "PURGE"]
-ALONE = ["NEXT_DUE", "SCAN_END", "SCAN", "WALK", "COUNT_PENDING", "COUNT_OVERDUE"]
+ALONE = [
+    "NEXT_DUE_HTTP",
+    "SCAN_END_HTTP",
+    "SCAN_HTTP",
+    "NEXT_DUE",
+    "SCAN_END",
+    "SCAN",
+    "WALK",
+    "COUNT_PENDING",
+    "COUNT_OVERDUE",
+]
 
 
 @pytest.mark.parametrize("sql", [SEARCHES[name][0] for name in ALONE], ids=ALONE)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
 from timer_service.domain.timer import DueTimer, Outcome
 from timer_service.ports.command_source import Backlog, CommandBatch
@@ -40,15 +41,15 @@ class FragileStore(MemoryTimerStore):
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         self.note("claim_due")
-        async with super().claim_due(now, limit, held_back) as claim:
+        async with super().claim_due(now, limit, held_back, sink) as claim:
             yield _FragileClaim(self, claim)
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         self.note("next_due_at")
-        return await super().next_due_at(after)
+        return await super().next_due_at(after, sink)
 
 
 @dataclass(frozen=True, slots=True)

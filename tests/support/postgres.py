@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -24,12 +24,25 @@ import asyncpg
 
 from tests.support.broker import free_port
 from tests.support.patience import PATIENCE_S
+from timer_service.adapters.postgres.deliveries import PostgresDeliveries
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.postgres.store import PostgresTimerStore
+from timer_service.domain.callback import Sink
+from timer_service.domain.delivery import Delivery
 from timer_service.domain.epochs import StreamEpoch
-from timer_service.domain.messages import Command, ServiceCallId, TenantId
+from timer_service.domain.messages import Command, ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Outcome, Timer
+from timer_service.ports.delivery_store import (
+    CallbackRecord,
+    ClaimedDelivery,
+    DeliveryCounts,
+    DeliveryQuery,
+    DuePage,
+    Finished,
+    Lane,
+    Place,
+)
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
     Claim,
@@ -37,7 +50,6 @@ from timer_service.ports.timer_store import (
     HeldBack,
     StoreCounts,
     TimerQuery,
-    TimerStore,
 )
 
 UNPRIVILEGED_USER = "nobody"
@@ -248,7 +260,10 @@ async def database_clock() -> AsyncIterator[DatabaseClock]:
     connection = await asyncpg.connect(_within(name))
     try:
         yield DatabaseClock(_within(name), connection)
-        await connection.execute("TRUNCATE timer_schedules, timer_stream_epochs")
+        await connection.execute(
+            "TRUNCATE timer_schedules, timer_stream_epochs, timer_callbacks, callback_deliveries,"
+            " callback_attempts, callback_instances"
+        )
         _schemas_with_clock.append(name)
     finally:
         await connection.close()
@@ -260,6 +275,7 @@ class InStep:
     def __init__(self, store: PostgresTimerStore, clock: DatabaseClock) -> None:
         self._store = store
         self._clock = clock
+        self.deliveries = DeliveriesInStep(store.deliveries, clock)
 
     @property
     def max_claims(self) -> int:
@@ -275,15 +291,15 @@ class InStep:
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         await self._clock.set(now)
-        async with self._store.claim_due(now, limit, held_back) as claim:
+        async with self._store.claim_due(now, limit, held_back, sink) as claim:
             yield claim
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         await self._clock.set(after)
-        return await self._store.next_due_at(after)
+        return await self._store.next_due_at(after, sink)
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         return await self._store.get(tenant_id, service_call_id)
@@ -305,8 +321,44 @@ class InStep:
         return await self._store.begin_epoch(epoch)
 
 
+class DeliveriesInStep:
+    """The same for deliveries."""
+
+    def __init__(self, store: PostgresDeliveries, clock: DatabaseClock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def due(
+        self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
+    ) -> DuePage:
+        await self._clock.set(now)
+        return await self._store.due(now, limit, after=after, lane=lane)
+
+    async def claim(self, keys: Sequence[TimerKey], now: datetime) -> Sequence[ClaimedDelivery]:
+        await self._clock.set(now)
+        return await self._store.claim(keys, now)
+
+    async def finish(self, finished: Sequence[Finished]) -> int:
+        return await self._store.finish(finished)
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        return await self._store.get(keys)
+
+    async def list_deliveries(self, query: DeliveryQuery) -> Sequence[Delivery]:
+        return await self._store.list_deliveries(query)
+
+    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
+        return await self._store.replay(query, now)
+
+    async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
+        return await self._store.abandon(key, now)
+
+    async def count(self, now: datetime) -> DeliveryCounts:
+        return await self._store.count(now)
+
+
 @asynccontextmanager
-async def open_postgres_in_step(now: datetime) -> AsyncIterator[TimerStore]:
+async def open_postgres_in_step(now: datetime) -> AsyncIterator[InStep]:
     """Open an empty store for the contract suite."""
     # Counted again each time, however slow the machine is.
     limits = PostgresLimits(cheap_count_s=PATIENCE_S)

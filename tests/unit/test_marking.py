@@ -11,6 +11,7 @@ from tests.support.fakes import FragileStore
 from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
 from tests.support.timers import at, cancel, reached, schedule
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import StoreBusy, StoreFailed
 from timer_service.domain.messages import Command, DueTimeReached
 from timer_service.domain.timer import DueTimer, Outcome, TimerState
@@ -36,9 +37,9 @@ class _HangingMarks(FragileStore):
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
-        async with super().claim_due(now, limit, held_back) as claim:
+        async with super().claim_due(now, limit, held_back, sink) as claim:
             self.claims += 1
             self.most_claims = max(self.most_claims, self.claims)
             try:

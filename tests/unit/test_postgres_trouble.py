@@ -88,7 +88,7 @@ def of(fake: FakeConnection) -> Connection:
 def new_store(connections: FakeConnections, limits: PostgresLimits = DEFAULT_LIMITS) -> PostgresTimerStore:
     lent = cast("Connections", connections)
     hints = cast("Hints", SimpleNamespace(announce=lambda _: None))
-    return PostgresTimerStore(lent, lent, hints, lambda: START, limits)
+    return PostgresTimerStore(lent, lent, lent, hints, lambda: START, limits)
 
 
 def busy(cause: Exception) -> StoreBusy:
@@ -224,7 +224,7 @@ async def test_a_count_that_is_dear_serves_for_a_while() -> None:
     connections = FakeConnections(FakeConnection())
     store = new_store(connections, PostgresLimits(cheap_count_s=-1.0))
 
-    counts = [await store._count_pending() for _ in range(3)]
+    counts = [await store._pending.count() for _ in range(3)]
 
     assert (counts, connections.asked) == ([7, 7, 7], 1)
 
@@ -234,7 +234,7 @@ async def test_a_count_that_is_cheap_is_made_each_time() -> None:
     store = new_store(connections, PostgresLimits(cheap_count_s=3_600.0))
 
     async with asyncio.timeout(60):
-        await store._count_pending()
-        await store._count_pending()
+        await store._pending.count()
+        await store._pending.count()
 
     assert connections.asked == 2

@@ -14,6 +14,7 @@ from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
 from tests.support.timers import ACME, at, call, cancel, schedule
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, DueTimeReached, TenantId
 from timer_service.domain.timer import TimerState
@@ -154,8 +155,8 @@ class _SlowStore(FragileStore):
 
     meanwhile: Callable[[], Awaitable[None]]
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
-        found = await super().next_due_at(after)
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
+        found = await super().next_due_at(after, sink)
         meanwhile, self.meanwhile = self.meanwhile, _nothing
         await meanwhile()
         return found
@@ -279,10 +280,10 @@ class _TimersInOtherHands(FragileStore):
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         self.looks -= 1
-        async with super().claim_due(now, limit, held_back) as claim:
+        async with super().claim_due(now, limit, held_back, sink) as claim:
             yield claim if self.looks < 0 else _MoreThanIsThere()
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import structlog
 
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import GivenUp, TransientError
 from timer_service.domain.messages import Command, DueTimeReached, ServiceCallId, TenantId
 from timer_service.domain.timer import DueTimer, Outcome, Timer
@@ -78,18 +79,19 @@ class RetryingStore:
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         """Claim what is due; its marks are repeated."""
         async with AsyncExitStack() as stack:
             with self._noting("claim"):
-                claim = await stack.enter_async_context(self._store.claim_due(now, limit, held_back))
+                claiming = self._store.claim_due(now, limit, held_back, sink)
+                claim = await stack.enter_async_context(claiming)
             yield _RetryingClaim(self, claim)
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         """Return the earliest due time later than `after`."""
         with self._noting("next due time"):
-            return await self._store.next_due_at(after)
+            return await self._store.next_due_at(after, sink)
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from timer_client.wire import format_time
+from timer_service.domain.callback import Sink
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.messages import CorrelationId, Position, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import DueTimer, Timer, TimerState
@@ -28,6 +29,8 @@ COLUMNS: Final[dict[str, type]] = {
     "correlation_stream_sequence": int,
     "trace_stream_created_us": int,
     "trace_stream_sequence": int,
+    "sink": int,
+    "callback_revision": int,
 }
 """The columns of a timer, in the order of `row` and `timer`, and what each holds."""
 TIMER_COLUMNS: Final = ", ".join(COLUMNS)
@@ -54,6 +57,15 @@ def of_table(alias: str, columns: str) -> str:
 def changes_from(source: str) -> str:
     """Return the assignments of an update: of every column that a command may change."""
     return ", ".join(f"{column} = {source}.{column}" for column in COLUMNS if column not in _FIXED)
+
+
+def for_sink(sql: str, sink: Sink) -> str:
+    """Return a statement about timers that fire on the bus as the same about those of a sink."""
+    if sink is Sink.BUS:
+        return sql
+    for index in ("timer_schedules_due", "timer_schedules_turns"):
+        sql = sql.replace(index, f"{index}_http")
+    return sql.replace("sink = 0", "sink = 1")
 
 
 text: Final = format_time
@@ -84,6 +96,8 @@ def row(timer: Timer) -> tuple[Any, ...]:
         *_where_older(timer.due_position, timer.position),
         *_where_older(timer.correlation_position, timer.position),
         *_where_older(timer.trace_position, timer.position),
+        timer.sink.value,
+        timer.callback_revision,
     )
 
 
@@ -107,6 +121,8 @@ def timer(row: Row) -> Timer:
         due_position=None if row[3] is None else _or_newest(row[13], row[14], position),
         correlation_position=None if row[6] is None else _or_newest(row[15], row[16], position),
         trace_position=None if row[11] is None else _or_newest(row[17], row[18], position),
+        sink=Sink(row[19]),
+        callback_revision=row[20],
     )
 
 

@@ -122,8 +122,8 @@ class Delivery(Keyed):
     """When the timer was found due and handed over."""
     next_attempt_at: datetime | None
     """None once it has ended."""
-    expires_at: datetime | None = None
-    """No attempt begins later."""
+    expires_after: timedelta | None = None
+    """No attempt begins later than this after the due time."""
     attempts: int = 0
     """How many were made, in all."""
     series_from: int = 0
@@ -134,6 +134,10 @@ class Delivery(Keyed):
     """Of the last answer, if there was one."""
     error: str | None = None
     """Why the last attempt failed, without secrets."""
+
+    def has_expired(self, at: datetime) -> bool:
+        """Return whether no attempt may begin at a moment."""
+        return self.expires_after is not None and at - self.due_at > self.expires_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,6 @@ class CallbackRequest(Keyed):
 
 def open_delivery(event: DueTimeReached, callback: Callback) -> Delivery:
     """Return the delivery that a firing begins with."""
-    expires_after = callback.expires_after
     return Delivery(
         tenant_id=event.tenant_id,
         service_call_id=event.service_call_id,
@@ -179,7 +182,7 @@ def open_delivery(event: DueTimeReached, callback: Callback) -> Delivery:
         due_at=event.due_at,
         opened_at=event.reached_at,
         next_attempt_at=event.reached_at,
-        expires_at=None if expires_after is None else _later(event.due_at, expires_after),
+        expires_after=callback.expires_after,
     )
 
 
@@ -206,14 +209,14 @@ def after_attempt(
         return _ended(tried, DeliveryState.FAILED, now)
     delay = retry.delays[made - 1] * (1 + MAX_JITTER * chance())
     next_attempt_at = _later(now, _to_ms(max(delay, _asked_for(result, now))))
-    if tried.expires_at is not None and next_attempt_at > tried.expires_at:
+    if tried.has_expired(next_attempt_at):
         return _ended(tried, DeliveryState.FAILED, now)
     return replace(tried, next_attempt_at=next_attempt_at)
 
 
 def expire(delivery: Delivery, now: datetime) -> Delivery | None:
     """Return the delivery as failed if no attempt may begin any more; None if one may."""
-    if delivery.expires_at is None or now <= delivery.expires_at:
+    if not delivery.has_expired(now):
         return None
     expired = replace(delivery, error="expired: no attempt could begin in time")
     return _ended(expired, DeliveryState.FAILED, now)
@@ -228,7 +231,7 @@ def replay(delivery: Delivery, now: datetime) -> Delivery:
         state=DeliveryState.WAITING,
         next_attempt_at=now,
         series_from=delivery.attempts,
-        expires_at=None,
+        expires_after=None,
         ended_at=None,
     )
 

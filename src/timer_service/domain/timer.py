@@ -161,13 +161,23 @@ def nearest_due_at(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> 
 
 def accepted_callbacks(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> dict[TimerKey, Callback]:
     """Return the callbacks that some commands have given to their timers."""
-    return {
-        command.key: command.callback
+    targets = _accepted_targets(commands, outcomes)
+    return {key: target for key, target in targets if isinstance(target, Callback)}
+
+
+def dropped_callbacks(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> list[TimerKey]:
+    """Return the timers whose callbacks some commands have taken away."""
+    return [key for key, target in _accepted_targets(commands, outcomes) if isinstance(target, NoCallback)]
+
+
+def _accepted_targets(
+    commands: Sequence[Command], outcomes: Sequence[Outcome]
+) -> list[tuple[TimerKey, Callback | NoCallback | None]]:
+    return [
+        (command.key, command.callback)
         for command, outcome in zip(commands, outcomes, strict=True)
-        if isinstance(command, ScheduleTimer)
-        and isinstance(command.callback, Callback)
-        and outcome in _TAKES_A_CALLBACK
-    }
+        if isinstance(command, ScheduleTimer) and outcome in _TAKES_A_CALLBACK
+    ]
 
 
 def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:

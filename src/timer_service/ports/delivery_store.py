@@ -112,8 +112,6 @@ class DeliveryCounts:
     overdue: int
     """Waiting with an attempt that should have begun."""
     oldest_overdue_at: datetime | None
-    failed: int
-    """Kept, and open to a replay."""
 
 
 class DeliveryStore(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import (
     Command,
     CorrelationId,
@@ -39,6 +40,7 @@ class TimerQuery:
     """Inclusive."""
     due_before: datetime | None = None
     """Exclusive."""
+    sink: Sink | None = None
     after: tuple[datetime, ServiceCallId] | None = None
     """The due time and id of the last timer of the page before."""
     limit: int = 100
@@ -85,8 +87,9 @@ class Claim(Protocol):
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         """Mark, in one transaction, each timer whose published generation still stands.
 
-        Returns how many were marked. A timer that was rescheduled or cancelled meanwhile is left as it
-        is. Repeating it changes nothing. Raises TransientError with nothing marked.
+        For timers that fire over HTTP the same transaction opens their deliveries. Returns how many were
+        marked. A timer that was rescheduled or cancelled meanwhile is left as it is. Repeating it changes
+        nothing. Raises TransientError with nothing marked.
         """
         ...
 
@@ -116,17 +119,19 @@ class TimerStore(Protocol):
         ...
 
     def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AbstractAsyncContextManager[Claim]:
-        """Claim up to `limit` scheduled timers with `due_at <= now`, oldest first; none is in two claims.
+        """Claim up to `limit` scheduled timers of a sink with `due_at <= now`, oldest first.
+
+        None is in two claims.
 
         Where more is due than the limit, tenants take turns, so that each tenant's oldest timers are
         among the claimed. Leaving the context without marking gives the timers back at once.
         """
         ...
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
-        """Return the earliest due time later than `after` of all scheduled timers."""
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
+        """Return the earliest due time later than `after` of all scheduled timers of a sink."""
         ...
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
@@ -143,7 +148,8 @@ class TimerStore(Protocol):
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete up to `limit` timers that were reached or cancelled before a moment, oldest first.
 
-        Returns how many were deleted. Space that becomes free is used again.
+        With all that is kept of their callbacks; one whose callback waits for delivery stays. Returns how
+        many were deleted. Space that becomes free is used again.
         """
         ...
 

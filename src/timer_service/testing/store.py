@@ -8,6 +8,7 @@ from datetime import datetime
 from itertools import chain, zip_longest
 
 from timer_service.domain import timer as rules
+from timer_service.domain.callback import Sink
 from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
 from timer_service.domain.messages import Command, DueTimeReached, ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
@@ -19,6 +20,7 @@ from timer_service.ports.timer_store import (
     StoreCounts,
     TimerQuery,
 )
+from timer_service.testing.deliveries import MemoryDeliveries
 
 
 class MemoryTimerStore:
@@ -28,6 +30,7 @@ class MemoryTimerStore:
 
     def __init__(self) -> None:
         self.timers: dict[TimerKey, Timer] = {}
+        self.deliveries = MemoryDeliveries(self.timers)
         self._claimed: set[TimerKey] = set()
         self._looks = 0
         self._turns: dict[TenantId, int] = {}
@@ -52,6 +55,8 @@ class MemoryTimerStore:
             outcome = Outcome.DUE
             if key not in self._claimed:
                 self.timers[key], outcome = rules.decide(self.timers.get(key), request, now)
+                self.deliveries.callbacks |= rules.accepted_callbacks([request], [outcome])
+                self.deliveries.forget(rules.dropped_callbacks([request], [outcome]))
                 self._advance_epochs([request])
             decided.append(Decided(outcome, None if outcome is Outcome.DUE else self.timers[key]))
         return decided
@@ -76,7 +81,7 @@ class MemoryTimerStore:
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         """Return what is due, in turns between tenants if it is more than the limit."""
         due = sorted(
@@ -84,7 +89,7 @@ class MemoryTimerStore:
                 DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.trace)
                 for key, t in self.timers.items()
                 if t.state is TimerState.SCHEDULED and t.due_at is not None and t.due_at <= now
-                if t.tenant_id not in held_back.tenants
+                if t.sink is sink and t.tenant_id not in held_back.tenants
                 if key not in held_back.timers and key not in self._claimed
             ),
             key=_by_due_time,
@@ -95,7 +100,7 @@ class MemoryTimerStore:
         self._looks += 1
         self._turns.update((tenant_id, self._looks) for tenant_id, _ in keys)
         try:
-            yield _MemoryClaim(self.timers, claimed, len(due) > limit)
+            yield _MemoryClaim(self.deliveries, claimed, len(due) > limit)
         finally:
             self._claimed -= keys
 
@@ -108,9 +113,11 @@ class MemoryTimerStore:
         rounds = zip_longest(*(by_tenant[tenant_id] for tenant_id in in_line))
         return [timer for timer in chain.from_iterable(rounds) if timer is not None]
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         """Return the earliest due time later than `after`."""
-        scheduled = (t.due_at for t in self.timers.values() if t.state is TimerState.SCHEDULED)
+        scheduled = (
+            t.due_at for t in self.timers.values() if t.state is TimerState.SCHEDULED and t.sink is sink
+        )
         return min((due_at for due_at in scheduled if due_at and due_at > after), default=None)
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
@@ -126,6 +133,7 @@ class MemoryTimerStore:
             if t.tenant_id == query.tenant_id
             if query.state in (None, t.state)
             if query.correlation_id in (None, t.correlation_id)
+            if query.sink in (None, t.sink)
             if query.due_from is None or t.due_at >= query.due_from
             if query.due_before is None or t.due_at < query.due_before
         ]
@@ -135,9 +143,14 @@ class MemoryTimerStore:
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete a bounded number of timers that ended before a moment."""
         ended = [(t.reached_at or t.cancelled_at, key) for key, t in self.timers.items()]
-        old = sorted((at, key) for at, key in ended if at is not None and at < ended_before)[:limit]
+        old = sorted(
+            (at, key)
+            for at, key in ended
+            if at is not None and at < ended_before and not self.deliveries.is_waiting(key)
+        )[:limit]
         for _, key in old:
             del self.timers[key]
+        self.deliveries.forget(key for _, key in old)
         return len(old)
 
     async def count(self, now: datetime) -> StoreCounts:
@@ -148,7 +161,7 @@ class MemoryTimerStore:
             pending=len(scheduled),
             overdue=len(overdue),
             oldest_overdue_at=min(overdue, default=None),
-            next_due_at=await self.next_due_at(now),
+            next_due_at=min((due_at for due_at in scheduled if due_at > now), default=None),
             file_bytes=0,
             log_bytes=0,
             free_bytes=sys.maxsize,
@@ -157,18 +170,21 @@ class MemoryTimerStore:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryClaim:
-    _timers: dict[TimerKey, Timer]
+    _deliveries: MemoryDeliveries
     timers: Sequence[DueTimer]
     more: bool
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
         marked = 0
+        timers = self._deliveries.timers
         for event in events:
             key = event.key
-            before = self._timers.get(key)
+            before = timers.get(key)
             if before is not None:
-                self._timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
-                marked += self._timers[key] is not before
+                timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
+                if timers[key] is not before:
+                    marked += 1
+                    self._deliveries.open(event)
         return marked
 
 

@@ -17,8 +17,10 @@ from timer_service.adapters.postgres.connections import (
     is_open,
     roll_back,
 )
+from timer_service.adapters.postgres.delivery_statements import OPEN_DELIVERIES
 from timer_service.adapters.postgres.errors import translated
 from timer_service.adapters.postgres.statements import FIRING
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.messages import DueTimeReached, TimerKey
 from timer_service.domain.timer import DueTimer
@@ -60,8 +62,9 @@ WHERE state = 'Reached'
 class PostgresClaim:
     """A transaction that holds the locks of due timers for the length of one publish."""
 
-    def __init__(self, connections: Connections, limit_s: float) -> None:
+    def __init__(self, connections: Connections, limit_s: float, sink: Sink = Sink.BUS) -> None:
         self._connections = connections
+        self._sink = sink
         self._limit_s = limit_s
         self._connection: Connection | None = None
         self._using = asyncio.Lock()
@@ -123,18 +126,29 @@ class PostgresClaim:
         async with self._using:
             if self._connection is not None and is_open(self._connection):
                 try:
-                    return await self._mark_and_commit(self._connection, arguments)
+                    return await self._mark_and_commit(self._connection, arguments, events)
                 except TransientError:
                     self._in_doubt = True  # The commit may have been done all the same.
             await self._end()
         async with self._connections.transaction() as connection:
-            marked = affected(await connection.execute(_MARK_REACHED, *arguments))
+            marked = await self._mark(connection, arguments, events)
             return int(await connection.fetchval(_COUNT_MARKED, *arguments)) if self._in_doubt else marked
 
-    async def _mark_and_commit(self, connection: Connection, arguments: list[list[Any]]) -> int:
+    async def _mark(
+        self, connection: Connection, arguments: list[list[Any]], events: Sequence[DueTimeReached]
+    ) -> int:
+        marked = affected(await connection.execute(_MARK_REACHED, *arguments))
+        if self._sink is Sink.HTTP:
+            # In the same transaction: a timer is never reached without its delivery, nor the reverse.
+            await connection.execute(OPEN_DELIVERIES, *arguments, [str(event.id) for event in events])
+        return marked
+
+    async def _mark_and_commit(
+        self, connection: Connection, arguments: list[list[Any]], events: Sequence[DueTimeReached]
+    ) -> int:
         try:
             with translated(self._connections.where):
-                marked = affected(await connection.execute(_MARK_REACHED, *arguments))
+                marked = await self._mark(connection, arguments, events)
                 await commit(connection)
                 return marked
         finally:

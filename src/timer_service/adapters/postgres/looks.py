@@ -14,6 +14,7 @@ from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import Connection, Row
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.statements import CLOCK
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, epoch_ms
 from timer_service.ports.timer_store import HeldBack
 
@@ -35,7 +36,7 @@ WITH moment AS MATERIALIZED (
   SELECT least($1::text::timestamptz, {CLOCK}) AS at),
 due AS MATERIALIZED (
   SELECT tenant_id, service_call_id FROM timer_schedules
-  WHERE state = 'Scheduled' AND due_at <= (SELECT at FROM moment)
+  WHERE state = 'Scheduled' AND sink = 0 AND due_at <= (SELECT at FROM moment)
   ORDER BY due_at
   LIMIT $5)
 SELECT (SELECT at FROM moment), (SELECT count(*) FROM due),
@@ -45,7 +46,8 @@ SELECT (SELECT at FROM moment), (SELECT count(*) FROM due),
 # What is due, oldest first, without what is held back or in another instance's hands.
 FIND_DUE: Final = f"""
 SELECT {rows.DUE_COLUMNS} FROM timer_schedules
-WHERE state = 'Scheduled' AND due_at <= $1::text::timestamptz AND {_NOT_HELD} AND {_NOT_OF_HELD_TENANT}
+WHERE state = 'Scheduled' AND sink = 0 AND due_at <= $1::text::timestamptz
+  AND {_NOT_HELD} AND {_NOT_OF_HELD_TENANT}
 ORDER BY due_at
 LIMIT $5
 FOR UPDATE SKIP LOCKED
@@ -53,7 +55,7 @@ FOR UPDATE SKIP LOCKED
 
 _PAIR: Final = f"""
 SELECT {_BUCKET} AS bucket, tenant_id, due_at FROM timer_schedules
-WHERE state = 'Scheduled' AND ({_BUCKET}, tenant_id) > (%s) AND {_BUCKET} <= $1
+WHERE state = 'Scheduled' AND sink = 0 AND ({_BUCKET}, tenant_id) > (%s) AND {_BUCKET} <= $1
 ORDER BY {_BUCKET}, tenant_id, due_at
 LIMIT 1
 """  # noqa: S608
@@ -73,7 +75,7 @@ SELECT bucket, tenant_id, due_at FROM pair
 # Whose timers have come due last: those need not wait until a sweep comes by.
 NEWEST: Final = """
 SELECT tenant_id, due_at FROM timer_schedules
-WHERE state = 'Scheduled' AND due_at <= $1::text::timestamptz
+WHERE state = 'Scheduled' AND sink = 0 AND due_at <= $1::text::timestamptz
 ORDER BY due_at DESC
 LIMIT $2
 """
@@ -86,7 +88,7 @@ SELECT due.*
 FROM unnest($4::text[], array_fill('Scheduled'::text, ARRAY[cardinality($4)])) AS tenant(id, state)
 CROSS JOIN LATERAL (
   SELECT {rows.DUE_COLUMNS} FROM timer_schedules AS t
-  WHERE t.tenant_id = tenant.id AND t.state = tenant.state
+  WHERE t.tenant_id = tenant.id AND t.state = tenant.state AND sink = 0
     AND due_at <= $1::text::timestamptz AND {_NOT_HELD}
   ORDER BY due_at
   LIMIT $5
@@ -107,8 +109,11 @@ class Turns:
     first. A tenant that had nothing left is forgotten: it is found again when it has.
     """
 
-    def __init__(self, limits: PostgresLimits) -> None:
+    def __init__(self, limits: PostgresLimits, sink: Sink = Sink.BUS) -> None:
         self._limits = limits
+        self._newest, self._sweep, self._find = (
+            rows.for_sink(sql, sink) for sql in (NEWEST, SWEEP, FIND_DUE_IN_TURNS)
+        )
         self._waiting: dict[str, None] = {}
         self._place = _START
         self._pieces = 0
@@ -143,7 +148,7 @@ class Turns:
             turn = max(1, missing // len(tenants)) if rounds_left else missing
             # Our own locks are not skipped, so what we have has to be left out by name.
             known = arrays.transposed([*held_back.timers, *((row[0], row[1]) for row in taken)], 2)
-            found = await connection.fetch(FIND_DUE_IN_TURNS, moment, *known, tenants, turn, missing)
+            found = await connection.fetch(self._find, moment, *known, tenants, turn, missing)
             taken += found
             counts = _counts(row[0] for row in found)
             if len(found) < missing:  # Nobody was cut off: who gave less has no more.
@@ -165,11 +170,11 @@ class Turns:
 
     async def _find_tenants(self, connection: Connection, at: datetime) -> None:
         """Look at what came due last, and at the next piece of all that is due."""
-        newest = await connection.fetch(NEWEST, rows.text(at), self._limits.max_newest_rows)
+        newest = await connection.fetch(self._newest, rows.text(at), self._limits.max_newest_rows)
         found = [(row[0], row[1]) for row in newest]
         if len(self._waiting) < self._limits.max_waiting_tenants and time.monotonic() >= self._rests_until:
             steps = self._limits.max_sweep_steps
-            piece = await connection.fetch(SWEEP, epoch_ms(at) // _BUCKET_MS, *self._place, steps)
+            piece = await connection.fetch(self._sweep, epoch_ms(at) // _BUCKET_MS, *self._place, steps)
             found += [(row[1], row[2]) for row in piece if row[2] <= at]
             self._go_on(piece)
         found.sort(key=lambda pair: pair[1])

@@ -29,12 +29,16 @@ WORK_CONNECTIONS: Final = 3
 """Applying commands, holding a claim, and deleting or marking besides."""
 ANSWER_CONNECTIONS: Final = 3
 """So that questions and requests never keep the work waiting."""
+CALLBACK_CONNECTIONS: Final = 4
+"""Claims of timers that fire over HTTP, and their deliveries: these keep no other work waiting."""
 STATEMENT_CACHE_SIZE: Final = 100
 
 _CHECK: Final = """
 SELECT current_setting('server_encoding'), pg_is_in_recovery(), (
   SELECT bool_and(
-    has_table_privilege('timer_schedules', privilege)
+    (SELECT bool_and(has_table_privilege(name, privilege)) FROM unnest(ARRAY[
+      'timer_schedules', 'timer_callbacks', 'callback_deliveries', 'callback_attempts', 'callback_instances'
+    ]) AS name)
     AND (privilege = 'DELETE' OR has_table_privilege('timer_stream_epochs', privilege)))
   FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege)
 """
@@ -61,17 +65,22 @@ async def open_postgres_store(
     async with (
         open_connections(address, WORK_CONNECTIONS, check=check, limits=limits) as work,
         open_connections(address, ANSWER_CONNECTIONS, asked=True, check=check, limits=limits) as answers,
+        open_connections(address, CALLBACK_CONNECTIONS, check=check, limits=limits) as for_callbacks,
     ):
         await wait_for(work, limits, migrations)
         if not await work.waits_for_disk():
             work.make_durable()
             answers.make_durable()
+            for_callbacks.make_durable()
         hints = Hints(address, answers, now, limits.reconnect_pause_s)
-        store = PostgresTimerStore(work, answers, hints, now, limits)
+        store = PostgresTimerStore(work, answers, for_callbacks, hints, now, limits)
         with suppress(TransientError):  # Start even if the server is busy: it is measured again.
             await store.measure_skew()
         async with hints.telling():
-            yield store
+            try:
+                yield store
+            finally:
+                await store.deliveries.leave()
 
 
 def not_moved(address: Address) -> Check:

@@ -5,7 +5,6 @@ the rows' locks while their events are published, and the server ends it with it
 """
 
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,14 +20,16 @@ from timer_service.adapters.postgres.connections import (
     Connection,
     Connections,
     Row,
-    affected,
 )
+from timer_service.adapters.postgres.deliveries import PostgresDeliveries, keep_callbacks
 from timer_service.adapters.postgres.hints import Hints
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to_read
 from timer_service.adapters.postgres.pages import page_of
+from timer_service.adapters.postgres.pending import PendingCount
 from timer_service.adapters.postgres.secrets import PostgresSecretStore
 from timer_service.domain import timer as rules
+from timer_service.domain.callback import Sink
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import (
@@ -65,6 +66,7 @@ class PostgresTimerStore:
         self,
         work: Connections,
         answers: Connections,
+        for_callbacks: Connections,
         hints: Hints,
         now: Callable[[], datetime],
         limits: PostgresLimits,
@@ -76,11 +78,14 @@ class PostgresTimerStore:
         self._now = now
         self._limits = limits
         self._claims: set[PostgresClaim] = set()
-        self._turns = Turns(limits)
-        self._others_hold_due = False
-        self._looked: tuple[datetime, datetime] | None = None
+        self._turns = {sink: Turns(limits, sink) for sink in Sink}
+        self._others_hold_due: dict[Sink, bool] = {}
+        self._looked: dict[Sink, tuple[datetime, datetime]] = {}
         """When the last look was by our clock, and at which moment it looked."""
-        self._pending: tuple[float, int] | None = None
+        self._firing = {Sink.BUS: work, Sink.HTTP: for_callbacks}
+        """Apart: while one sink is slow, the other has its connections."""
+        self.deliveries = PostgresDeliveries(for_callbacks, answers)
+        self._pending = PendingCount(answers, limits)
         self.skew_s = 0.0
         """How far our clock is ahead of the database's; negative if it is behind."""
 
@@ -107,6 +112,7 @@ class PostgresTimerStore:
         try:
             async with self._answers.transaction() as connection:
                 timers = await decide(connection, batch)
+                await keep_callbacks(connection, requests, batch.outcomes, timers, now)
                 await epochs.advance_epochs(connection, requests)
         except StoreBusy as error:
             if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
@@ -148,51 +154,56 @@ class PostgresTimerStore:
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         """Lock what is due until the claim is left; other instances pass over it."""
-        claim = PostgresClaim(self._work, self._limits.claim_timeout_s)
+        claim = PostgresClaim(self._firing[sink], self._limits.claim_timeout_s, sink)
         try:
-            await self._fill(claim, now, limit, held_back)
+            await self._fill(claim, now, limit, held_back, sink)
             self._claims.add(claim)
             yield claim
         finally:
             self._claims.discard(claim)
             await claim.end()
 
-    async def _fill(self, claim: PostgresClaim, now: datetime, limit: int, held_back: HeldBack) -> None:
+    async def _fill(
+        self, claim: PostgresClaim, now: datetime, limit: int, held_back: HeldBack, sink: Sink
+    ) -> None:
         held = arrays.transposed(held_back.timers, 2)
         tenants = list(held_back.tenants)
         most = most_to_read(limit, held_back, self._limits.max_passed_over)
         # Without a lock first: nothing is due most of the time.
-        [(at, due, free)] = await self._work.fetch(PEEK, rows.text(now), *held, tenants, most)
-        self._looked = (now, at)
+        peek, find_due = rows.for_sink(PEEK, sink), rows.for_sink(FIND_DUE, sink)
+        [(at, due, free)] = await self._firing[sink].fetch(peek, rows.text(now), *held, tenants, most)
+        self._looked[sink] = (now, at)
+        turns = self._turns[sink]
         found: list[Row] = []
         in_turns = free > limit or due == most
         if in_turns:
             async with claim.begun() as connection:
-                found = await self._turns.take(connection, at, limit, held_back)
+                found = await turns.take(connection, at, limit, held_back)
         elif free:
             async with claim.begun() as connection:
-                found = await connection.fetch(FIND_DUE, rows.text(at), *held, tenants, limit)
+                found = await connection.fetch(find_due, rows.text(at), *held, tenants, limit)
         if not in_turns:
-            self._turns.forget()
-        self._others_hold_due = len(found) < min(free, limit) or (in_turns and self._turns.met_locks)
-        more = in_turns and (len(found) == limit or self._turns.has_more)
+            turns.forget()
+        self._others_hold_due[sink] = len(found) < min(free, limit) or (in_turns and turns.met_locks)
+        more = in_turns and (len(found) == limit or turns.has_more)
         await claim.hold([rows.due_timer(row) for row in found], more=more)
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         """Return the earliest due time later than `after`, in terms of our clock.
 
         Sooner where another instance holds what is due already, to take it over should that one die.
         """
-        now, at = self._looked or (None, None)
+        now, at = self._looked.get(sink, (None, None))
         looked_at = rows.text(at) if at is not None and now == after else None
-        [(clock, due_at)] = await self._work.fetch(statements.NEXT_DUE, rows.text(after), looked_at)
+        sql = rows.for_sink(statements.NEXT_DUE, sink)
+        [(clock, due_at)] = await self._firing[sink].fetch(sql, rows.text(after), looked_at)
         # Where our clock is ahead, the timer is due only when the database's clock says so too.
         ahead = max(after - clock, timedelta())
         moments = [_later(due_at, ahead)] if due_at is not None else []
-        if self._others_hold_due:
+        if self._others_hold_due.get(sink):
             moments.append(after + timedelta(seconds=LOOK_AGAIN_S))
         return min(moments, default=None)
 
@@ -209,7 +220,7 @@ class PostgresTimerStore:
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete a bounded number of timers that ended before a moment."""
         async with self._work.transaction() as connection:
-            return affected(await connection.execute(statements.PURGE, rows.text(ended_before), limit))
+            return int(await connection.fetchval(statements.PURGE, rows.text(ended_before), limit))
 
     async def count(self, now: datetime) -> StoreCounts:
         """Count what is overdue, and measure our clock against the database's."""
@@ -218,7 +229,7 @@ class PostgresTimerStore:
             statements.COUNT_OVERDUE, rows.text(now), limit_s=self._limits.statement_timeout_s
         )
         return StoreCounts(
-            pending=await self._count_pending(),
+            pending=await self._pending.count(),
             overdue=overdue,
             oldest_overdue_at=oldest,
             next_due_at=nearest,
@@ -242,18 +253,6 @@ class PostgresTimerStore:
         """Keep a new epoch unless another instance was first."""
         async with self._answers.transaction() as connection:
             return await epochs.insert_epochs(connection, [epoch]) > 0
-
-    async def _count_pending(self) -> int:
-        if self._pending is None or time.monotonic() >= self._pending[0]:
-            limits = self._limits
-            started = time.monotonic()
-            [(pending,)] = await self._answers.ask(
-                statements.COUNT_PENDING, limit_s=limits.statement_timeout_s
-            )
-            ended = time.monotonic()
-            is_cheap = ended - started <= limits.cheap_count_s
-            self._pending = (ended if is_cheap else ended + limits.pending_fresh_s, pending)
-        return self._pending[1]
 
 
 def _later(moment: datetime, span: timedelta) -> datetime:

@@ -5,15 +5,17 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from timer_service.adapters.rows import text
+from timer_service.adapters.rows import for_sink, text
 from timer_service.adapters.sqlite.limits import SqliteLimits
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
 
 # Where a scan of a number of due timers ends; nothing if it reaches the present.
 SCAN_END: Final = """
 SELECT due_at, tenant_id, service_call_id FROM timer_schedules INDEXED BY timer_schedules_due
-WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
+WHERE state = 'Scheduled' AND sink = 0
+  AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
   AND due_at <= :now
 ORDER BY due_at, tenant_id, service_call_id
 LIMIT 1 OFFSET :passed
@@ -22,7 +24,8 @@ LIMIT 1 OFFSET :passed
 # Whose the due timers of a scan are.
 SCAN: Final = """
 SELECT DISTINCT tenant_id FROM timer_schedules INDEXED BY timer_schedules_due
-WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
+WHERE state = 'Scheduled' AND sink = 0
+  AND (due_at, tenant_id, service_call_id) > (:after_due, :after_tenant, :after_call)
   AND due_at <= :end_due AND (due_at, tenant_id, service_call_id) <= (:end_due, :end_tenant, :end_call)
 """
 
@@ -31,14 +34,14 @@ WHERE state = 'Scheduled' AND (due_at, tenant_id, service_call_id) > (:after_due
 WALK: Final = """
 WITH RECURSIVE tenant(id, visit) AS (
   SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_by_state
-          WHERE state = 'Scheduled' AND tenant_id > :after_tenant), 1
+          WHERE state = 'Scheduled' AND sink = 0 AND tenant_id > :after_tenant), 1
   UNION ALL
   SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_by_state
-          WHERE state = 'Scheduled' AND tenant_id > tenant.id), visit + 1
+          WHERE state = 'Scheduled' AND sink = 0 AND tenant_id > tenant.id), visit + 1
   FROM tenant WHERE tenant.id IS NOT NULL AND visit < :visits)
 SELECT id, is_due FROM (
   SELECT id, visit, (SELECT min(due_at) FROM timer_schedules INDEXED BY timer_schedules_by_state
-                     WHERE state = 'Scheduled' AND tenant_id = tenant.id) <= :now AS is_due
+                     WHERE state = 'Scheduled' AND sink = 0 AND tenant_id = tenant.id) <= :now AS is_due
   FROM tenant)
 WHERE is_due OR id IS NULL OR visit = :visits
 ORDER BY visit
@@ -61,8 +64,12 @@ class DueTenants:
     known place is found as time passes it; what is accepted before it is noted by whoever writes it.
     """
 
-    def __init__(self, read: Read, limits: SqliteLimits) -> None:
+    def __init__(self, read: Read, limits: SqliteLimits, sink: Sink = Sink.BUS) -> None:
         self._read = read
+        self._sink = sink
+        self._scan_end_sql, self._scan_sql, self._walk_sql = (
+            for_sink(sql, sink) for sql in (SCAN_END, SCAN, WALK)
+        )
         self._limits = limits
         self._tenants: dict[TenantId, None] = {}
         self._noted: set[TenantId] = set()
@@ -92,6 +99,7 @@ class DueTenants:
             timer.tenant_id
             for timer in timers
             if timer.state is TimerState.SCHEDULED
+            and timer.sink is self._sink
             and timer.due_at is not None
             and timer.due_at <= self._until
         )
@@ -141,10 +149,12 @@ class DueTenants:
     async def _scan(self, now: str) -> None:
         due, tenant, call = self._known
         place = {"after_due": due, "after_tenant": tenant, "after_call": call}
-        ends = await self._read(SCAN_END, {**place, "now": now, "passed": self._limits.max_scanned_rows - 1})
+        ends = await self._read(
+            self._scan_end_sql, {**place, "now": now, "passed": self._limits.max_scanned_rows - 1}
+        )
         end = ends[0] if ends else _end_of(now)
         span = {**place, "end_due": end[0], "end_tenant": end[1], "end_call": end[2]}
-        self.add(row[0] for row in await self._read(SCAN, span))
+        self.add(row[0] for row in await self._read(self._scan_sql, span))
         self._known = (end[0], end[1], end[2])
 
     async def _walk(self, now: str) -> None:
@@ -152,7 +162,7 @@ class DueTenants:
         # Not earlier than when the walk began, even if the clock was set back.
         moment = max(now, until)
         visits = self._limits.max_visited_tenants
-        rows = await self._read(WALK, {"after_tenant": after, "visits": visits, "now": moment})
+        rows = await self._read(self._walk_sql, {"after_tenant": after, "visits": visits, "now": moment})
         self.add(tenant_id for tenant_id, is_due in rows if is_due)
         last = rows[-1][0] if rows else None
         self._walked = None if last is None else (last, until)

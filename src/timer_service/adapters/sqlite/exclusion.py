@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TimerKey
 
 
@@ -19,12 +20,13 @@ class Exclusion:
         self._asking: Counter[TimerKey] = Counter()
         self._asked_since: set[TimerKey] = set()
         """Timers with a request under way since the look began, ended or not."""
-        self._wanted: set[TimerKey] = set()
+        self._wanted: dict[Sink, set[TimerKey]] = {}
+        """By sink: the looks of one find nothing of what those of another left out."""
 
     @contextmanager
     def requesting(self, keys: Iterable[TimerKey]) -> Iterator[Collection[TimerKey]]:
         """Hold those of the timers that are open to requests, and give them back at the end."""
-        closed = self._claimed | self._wanted
+        closed = self._claimed.union(*self._wanted.values())
         held = [key for key in dict.fromkeys(keys) if key not in closed]
         self._asked_since.update(held)
         self._asking.update(held)
@@ -40,10 +42,10 @@ class Exclusion:
         self._asked_since = set(self._asking)
         return self._claimed
 
-    def claim(self, found: Collection[TimerKey]) -> set[TimerKey]:
+    def claim(self, found: Collection[TimerKey], sink: Sink = Sink.BUS) -> set[TimerKey]:
         """Claim what a look has found, but for the timers of requests since it began; return the claimed."""
-        self._wanted = self._asked_since.intersection(found)
-        claimed = set(found) - self._wanted
+        self._wanted[sink] = self._asked_since.intersection(found)
+        claimed = set(found) - self._wanted[sink]
         self._claimed |= claimed
         return claimed
 

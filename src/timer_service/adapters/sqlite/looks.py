@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Final
 
-from timer_service.adapters.rows import DUE_COLUMNS, of_table, text
+from timer_service.adapters.rows import DUE_COLUMNS, for_sink, of_table, text
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
 from timer_service.adapters.sqlite.limits import SqliteLimits
+from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, TimerKey
 from timer_service.ports.timer_store import HeldBack
 
@@ -21,7 +22,7 @@ _DUE_AT: Final = 2
 # value here, because SQLite looks a single value up in an index, but a row value by going through the list.
 FIND_DUE: Final = f"""
 SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_due
-WHERE state = 'Scheduled' AND due_at <= :now
+WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now
   AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
 ORDER BY due_at
 LIMIT :limit
@@ -35,7 +36,7 @@ CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value
  AND t.service_call_id IN (
     SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_by_state
-    WHERE tenant_id = tenant.value AND state = 'Scheduled' AND due_at <= :now
+    WHERE tenant_id = tenant.value AND state = 'Scheduled' AND sink = 0 AND due_at <= :now
       AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
     ORDER BY due_at LIMIT :turn)
 """  # noqa: S608 - the column list is a constant
@@ -46,9 +47,11 @@ Row = tuple[Any, ...]
 class Looks:
     """Looks for what is due, one at a time: by age while all of it fits, otherwise in turns by tenant."""
 
-    def __init__(self, read: Read, limits: SqliteLimits) -> None:
+    def __init__(self, read: Read, limits: SqliteLimits, sink: Sink = Sink.BUS) -> None:
         self._read = read
-        self._tenants = DueTenants(read, limits)
+        self._find_due = for_sink(FIND_DUE, sink)
+        self._find_due_in_turns = for_sink(FIND_DUE_IN_TURNS, sink)
+        self._tenants = DueTenants(read, limits, sink)
         self._backlog = False
         self.saved = self._tenants.note_saved
 
@@ -68,7 +71,7 @@ class Looks:
         }
         # By age, the timers of a tenant that is held back would have to be passed one by one.
         if not held_back.tenants and not self._backlog:
-            found = await self._read(FIND_DUE, {**parameters, "limit": limit + 1})
+            found = await self._read(self._find_due, {**parameters, "limit": limit + 1})
             if len(found) <= limit:
                 self._tenants.found_all(moment)
                 return found, False
@@ -102,7 +105,7 @@ class Looks:
             turn += -(-missing // len(asked))
             # One more than a turn tells who has more.
             rows = await self._read(
-                FIND_DUE_IN_TURNS, {**parameters, "tenants": json.dumps(asked), "turn": turn + 1}
+                self._find_due_in_turns, {**parameters, "tenants": json.dumps(asked), "turn": turn + 1}
             )
             by_tenant |= _by_tenant(rows)
             asked = [tenant for tenant in asked if len(by_tenant.get(tenant, ())) > turn]

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 import aiosqlite
 
 from timer_service.adapters.rows import text
+from timer_service.adapters.sqlite.deliveries import open_deliveries
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import TimerServiceError
 from timer_service.domain.messages import DueTimeReached
 
@@ -40,6 +42,7 @@ class _Mark:
     """The events of one claim, and what became of them."""
 
     events: Sequence[DueTimeReached]
+    sink: Sink
     marked: int | None = None
     error: TimerServiceError | None = None
 
@@ -57,9 +60,9 @@ class Marks:
         self._turn = asyncio.Lock()
         self._waiting: list[_Mark] = []
 
-    async def mark(self, events: Sequence[DueTimeReached]) -> int:
+    async def mark(self, events: Sequence[DueTimeReached], sink: Sink = Sink.BUS) -> int:
         """Mark each timer whose published generation still stands; return how many."""
-        mark = _Mark(events)
+        mark = _Mark(events, sink)
         self._waiting.append(mark)
         async with self._turn:
             # Whoever had the turn before may have done this too.
@@ -79,7 +82,7 @@ class Marks:
             async with self._transaction() as changes:
                 # Not before the writer is ours: others may have come meanwhile.
                 group = list(self._waiting)
-                counts = [await self._execute(mark.events) for mark in group]
+                counts = [await self._execute(mark) for mark in group]
                 changes.pending = -sum(counts)
         except TimerServiceError as failed:
             error = failed
@@ -90,7 +93,10 @@ class Marks:
         for mark, count in zip(group, counts, strict=True):
             mark.marked, mark.error = count, error
 
-    async def _execute(self, events: Sequence[DueTimeReached]) -> int:
-        fired = [(*event.key, event.generation, text(event.reached_at)) for event in events]
+    async def _execute(self, mark: _Mark) -> int:
+        fired = [(*event.key, event.generation, text(event.reached_at)) for event in mark.events]
         cursor = await self._writer.execute(MARK_REACHED, (json.dumps(fired),))
+        if mark.sink is Sink.HTTP:
+            # In the same transaction: a timer is never reached without its delivery, nor the reverse.
+            await open_deliveries(self._writer, mark.events)
         return cursor.rowcount

@@ -59,15 +59,17 @@ async def open_sqlite_store(
                     await refuse_a_copy(writer, path)
                     is_new = await exists(writer, NEW)
                 readers = [
-                    await stack.enter_async_context(opened(read_only=True)) for _ in range(1 + ANSWERERS)
+                    await stack.enter_async_context(opened(read_only=True)) for _ in range(2 + ANSWERERS)
                 ]
             except TransientError as error:
                 raise StoreFailed(f"cannot write at start: {error}") from error
             if ownership.created:
                 log.info("store.created", path=str(path))
-            reader, *answerers = readers
+            reader, delivery_reader, *answerers = readers
             questions = Questions(path, answerers, limits)
-            yield SqliteTimerStore(ownership, writer, reader, questions, limits, is_new=is_new)
+            yield SqliteTimerStore(
+                ownership, writer, reader, delivery_reader, questions, limits, is_new=is_new
+            )
 
 
 def require_sqlite(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:

@@ -1,8 +1,10 @@
 """Pages of one tenant's timers, each found by its first timer and never by counting from the start."""
 
+from itertools import product
 from typing import Any, Final
 
 from timer_service.adapters.rows import TIMER_COLUMNS, text
+from timer_service.domain.callback import Sink
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
 
@@ -10,7 +12,7 @@ from timer_service.ports.timer_store import TimerQuery
 # beside a second one SQLite would seek by that and only filter by this, and read all pages before this one.
 LIST_BY_STATE: Final = f"""
 SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_state
-WHERE tenant_id = :tenant AND state = :state
+WHERE tenant_id = :tenant AND state = :state AND sink = :sink
   AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
 ORDER BY due_at, service_call_id
 LIMIT :limit
@@ -21,7 +23,7 @@ LIST_BY_CORRELATION: Final = f"""
 SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_correlation
 WHERE correlation_id = :correlation AND tenant_id = :tenant
   AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
-  AND (:state IS NULL OR state = :state)
+  AND (:state IS NULL OR state = :state) AND (:sink IS NULL OR sink = :sink)
 ORDER BY due_at, service_call_id
 LIMIT :limit
 """  # noqa: S608 - the column list is a constant
@@ -45,6 +47,11 @@ def pages_of(query: TimerQuery) -> list[tuple[str, dict[str, Any]]]:
     }
     if query.correlation_id is not None:
         state = query.state.value if query.state else None
-        return [(LIST_BY_CORRELATION, {**parameters, "correlation": query.correlation_id, "state": state})]
+        of_request = {"correlation": query.correlation_id, "state": state, "sink": query.sink}
+        return [(LIST_BY_CORRELATION, {**parameters, **of_request})]
     states = [query.state] if query.state else list(TimerState)
-    return [(LIST_BY_STATE, {**parameters, "state": state.value}) for state in states]
+    sinks = list(Sink) if query.sink is None else [query.sink]
+    return [
+        (LIST_BY_STATE, {**parameters, "state": state.value, "sink": sink.value})
+        for state, sink in product(states, sinks)
+    ]

@@ -7,6 +7,7 @@ with a step for each row the two would wait for each other at every row.
 from typing import Final
 
 from timer_service.adapters import rows
+from timer_service.domain.callback import Sink
 
 # The rows that a batch of commands is about, found by primary key.
 LOAD: Final = f"""
@@ -23,25 +24,35 @@ FROM json_each(?) WHERE true
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
 """  # noqa: S608
 
-NEXT_DUE: Final = "SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > ?"
+NEXT_DUE: Final = """
+SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > ?
+"""
 
 GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
 
-# Retention, oldest first and bounded, so that it never holds up firing.
+# Retention, oldest first and bounded, so that it never holds up firing. What waits for delivery is kept.
 PURGE: Final = """
 DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
-  SELECT tenant_id, service_call_id FROM timer_schedules
+  SELECT tenant_id, service_call_id FROM timer_schedules AS t
   WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at) < ?
+    AND (sink = 0 OR NOT EXISTS (
+      SELECT 1 FROM callback_deliveries AS d
+      WHERE d.tenant_id = t.tenant_id AND d.service_call_id = t.service_call_id AND d.state = 'Waiting'))
   ORDER BY coalesce(reached_at, cancelled_at)
   LIMIT ?)
+RETURNING tenant_id, service_call_id, sink
 """
 
-# For health and metrics: what is overdue, and what comes next.
-COUNT_OVERDUE: Final = """
-SELECT count(*), min(due_at),
-  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND due_at > :now)
-FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= :now
+_OVERDUE: Final = """
+SELECT count(*) AS overdue, min(due_at) AS oldest,
+  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > :now) AS next
+FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now
 """
+# For health and metrics: what is overdue, and what comes next.
+COUNT_OVERDUE: Final = f"""
+SELECT sum(overdue), min(oldest), min(next) FROM (
+  {" UNION ALL ".join(rows.for_sink(_OVERDUE, sink) for sink in Sink)})
+"""  # noqa: S608
 
 # A read that fixes the moment which the rest of its transaction sees.
 FIX_THE_MOMENT: Final = "SELECT 1 FROM timer_migrations LIMIT 1"

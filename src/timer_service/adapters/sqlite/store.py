@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +15,7 @@ import aiosqlite
 
 from timer_service.adapters import rows
 from timer_service.adapters.sqlite import statements
+from timer_service.adapters.sqlite.deliveries import SqliteDeliveries, forget_callbacks, keep_callbacks
 from timer_service.adapters.sqlite.epochs import advance_epochs, insert_epochs, read_epochs
 from timer_service.adapters.sqlite.errors import translated
 from timer_service.adapters.sqlite.exclusion import Exclusion
@@ -29,6 +30,7 @@ from timer_service.adapters.sqlite.schema import NEW
 from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
 from timer_service.adapters.sqlite.writer import Writer
 from timer_service.domain import timer as rules
+from timer_service.domain.callback import Sink
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreFailed
 from timer_service.domain.messages import (
@@ -67,6 +69,7 @@ class SqliteTimerStore:
         ownership: Ownership,
         writer: aiosqlite.Connection,
         reader: aiosqlite.Connection,
+        delivery_reader: aiosqlite.Connection,
         questions: Questions,
         limits: SqliteLimits,
         *,
@@ -75,14 +78,16 @@ class SqliteTimerStore:
         path = self._path = ownership.path
         self._is_new = is_new
         self._reader = reader
+        self._delivery_reader = delivery_reader
         self._questions = questions
         writing = asyncio.Lock()
         self._log = WriteAheadLog(path, writer, questions, limits)
-        self._looks = Looks(self._read, limits)
+        self._looks = {sink: Looks(self._read, limits, sink) for sink in Sink}
         self._pending = PendingCount(questions, writing)
-        self._writer = Writer(ownership, writer, writing, self._log, self._pending, self._looks.saved)
+        self._writer = Writer(ownership, writer, writing, self._log, self._pending, self._saved)
         self._claiming = asyncio.Lock()
         self.marks = Marks(writer, self._writer.transaction)
+        self.deliveries = SqliteDeliveries(self._writer, self._read_deliveries, questions)
         self._exclusion = Exclusion()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
@@ -122,32 +127,37 @@ class SqliteTimerStore:
             if changed:
                 saved = json.dumps([rows.row(timer) for timer in changed.values()])
                 await self._writer.connection.execute(statements.SAVE, (saved,))
+                if rule is rules.decide:
+                    callbacks = rules.accepted_callbacks(commands, outcomes)
+                    dropped = rules.dropped_callbacks(commands, outcomes)
+                    await keep_callbacks(self._writer.connection, callbacks, dropped, now)
                 await advance_epochs(self._writer.connection, commands)
         return outcomes, timers
 
     @asynccontextmanager
     async def claim_due(
-        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
     ) -> AsyncIterator[Claim]:
         """Read what is due: this process owns the file, so only its own other claims have to be left out."""
+        looks = self._looks[sink]
         async with self._claiming:
             claimed_before = self._exclusion.begin_look()
-            found, more = await self._looks.find(now, limit, claimed_before, held_back)
+            found, more = await looks.find(now, limit, claimed_before, held_back)
             keys = {row[:2] for row in found}
-            claimed = self._exclusion.claim(keys)
-            self._looks.given_back(keys - claimed)
+            claimed = self._exclusion.claim(keys, sink)
+            looks.given_back(keys - claimed)
         timers = [rows.due_timer(row) for row in found if row[:2] in claimed]
-        claim = _SqliteClaim(self.marks, timers, more or len(claimed) < len(keys))
+        claim = _SqliteClaim(self.marks, sink, timers, more or len(claimed) < len(keys))
         try:
             yield claim
         finally:
             self._exclusion.give_back(claimed)
             if claim.marked < len(claimed):
-                self._looks.given_back(claimed)
+                looks.given_back(claimed)
 
-    async def next_due_at(self, after: datetime) -> datetime | None:
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         """Return the earliest due time later than `after`."""
-        [(due_at,)] = await self._read(statements.NEXT_DUE, (rows.text(after),))
+        [(due_at,)] = await self._read(rows.for_sink(statements.NEXT_DUE, sink), (rows.text(after),))
         return rows.moment(due_at)
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
@@ -165,8 +175,10 @@ class SqliteTimerStore:
         """Delete a bounded number of timers that ended before a moment."""
         async with self._writer.transaction():
             parameters = (rows.text(ended_before), limit)
-            cursor = await self._writer.connection.execute(statements.PURGE, parameters)
-            purged = cursor.rowcount
+            gone = list(await self._writer.connection.execute_fetchall(statements.PURGE, parameters))
+            with_callback = [(row[0], row[1]) for row in gone if row[2] == Sink.HTTP]
+            await forget_callbacks(self._writer.connection, with_callback)
+            purged = len(gone)
         if purged:
             async with self._writer.lock:
                 with translated(self._path):
@@ -217,20 +229,30 @@ class SqliteTimerStore:
         found = await self._writer.connection.execute_fetchall(statements.LOAD, (wanted,))
         return {timer.key: timer for timer in map(rows.timer, found)}
 
+    def _saved(self, timers: Collection[Timer]) -> None:
+        for looks in self._looks.values():
+            looks.saved(timers)
+
     async def _read(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         with translated(self._path):
             return list(await self._reader.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+
+    async def _read_deliveries(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+        # On a connection of its own: no look for due timers waits until bodies are read.
+        with translated(self._path):
+            return list(await self._delivery_reader.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
 class _SqliteClaim:
     _marks: Marks
+    _sink: Sink
     timers: Sequence[DueTimer]
     more: bool
     marked: int = 0
 
     async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
-        marked = await self._marks.mark(events)
+        marked = await self._marks.mark(events, self._sink)
         self.marked += marked
         return marked
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ class Writer:
         lock: asyncio.Lock,
         log: WriteAheadLog,
         pending: PendingCount,
-        saved: Callable[[Iterable[Timer]], None],
+        saved: Callable[[Collection[Timer]], None],
     ) -> None:
         self.connection = connection
         self.lock = lock

@@ -1,0 +1,295 @@
+"""Deliveries in the SQLite file of the timers.
+
+One process owns the file, so a claim is a plain read: whoever claims knows what it holds, and after a crash
+everything that waits is free.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from heapq import merge
+from itertools import islice
+from typing import Any, Final
+
+import aiosqlite
+
+from timer_service.adapters import callback_rows as columns
+from timer_service.adapters.rows import moment, of_table, text
+from timer_service.adapters.sqlite.questions import NOBODY, Questions
+from timer_service.adapters.sqlite.writer import Writer
+from timer_service.domain.callback import Callback
+from timer_service.domain.delivery import KEPT_ATTEMPTS, Delivery
+from timer_service.domain.messages import DueTimeReached, TimerKey
+from timer_service.ports.delivery_store import (
+    CallbackRecord,
+    ClaimedDelivery,
+    DeliveryCounts,
+    DeliveryQuery,
+    DuePage,
+    Finished,
+    Lane,
+    Place,
+)
+
+Read = Callable[[str, Any], Awaitable[list[tuple[Any, ...]]]]
+
+# The callbacks that requests have given to their timers.
+KEEP_CALLBACK: Final = f"""
+INSERT OR REPLACE INTO timer_callbacks ({columns.CALLBACK_COLUMNS})
+VALUES ({", ".join("?" for _ in columns.CALLBACK_COLUMNS.split(","))})
+"""  # noqa: S608 - the column list is a constant
+
+# For timers that this transaction has marked, and for no others.
+OPEN_DELIVERIES: Final = f"""
+INSERT OR IGNORE INTO callback_deliveries ({columns.DELIVERY_COLUMNS})
+SELECT t.tenant_id, t.service_call_id, fired.value ->> 4, t.generation, 'Waiting', c.origin, t.due_at,
+  t.reached_at, t.reached_at, c.expires_after_ms, 0, 0, NULL, NULL, NULL, NULL
+FROM json_each(?) AS fired
+CROSS JOIN timer_schedules AS t
+  ON t.tenant_id = fired.value ->> 0 AND t.service_call_id = fired.value ->> 1
+ AND t.generation = fired.value ->> 2 AND t.reached_at = fired.value ->> 3
+CROSS JOIN timer_callbacks AS c ON c.tenant_id = t.tenant_id AND c.service_call_id = t.service_call_id
+"""  # noqa: S608
+
+# What may be attempted, from a place on.
+DUE: Final = f"""
+SELECT {columns.WAITING_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_waiting
+WHERE state = 'Waiting' AND next_attempt_at <= :now
+  AND (next_attempt_at, tenant_id, service_call_id) > (:after_at, :after_tenant, :after_call)
+ORDER BY next_attempt_at, tenant_id, service_call_id
+LIMIT :limit
+"""  # noqa: S608
+
+# The same of one tenant and receiver.
+DUE_OF_LANE: Final = f"""
+SELECT {columns.WAITING_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_lanes
+WHERE state = 'Waiting' AND tenant_id = :tenant AND origin = :origin
+  AND (next_attempt_at, service_call_id) > (:after_at, :after_call) AND next_attempt_at <= :now
+ORDER BY next_attempt_at, service_call_id
+LIMIT :limit
+"""  # noqa: S608
+
+NEXT_ATTEMPT: Final = """
+SELECT min(next_attempt_at) FROM callback_deliveries WHERE state = 'Waiting' AND next_attempt_at > ?
+"""
+
+# All that an attempt needs.
+CLAIM: Final = f"""
+SELECT {of_table("d", columns.DELIVERY_COLUMNS)}, {of_table("c", columns.CALLBACK_COLUMNS)},
+  {of_table("t", columns.CONTEXT_COLUMNS)}
+FROM json_each(:keys) AS wanted
+CROSS JOIN callback_deliveries AS d
+  ON d.tenant_id = wanted.value ->> 0 AND d.service_call_id = wanted.value ->> 1
+CROSS JOIN timer_callbacks AS c ON c.tenant_id = d.tenant_id AND c.service_call_id = d.service_call_id
+CROSS JOIN timer_schedules AS t ON t.tenant_id = d.tenant_id AND t.service_call_id = d.service_call_id
+WHERE d.state = 'Waiting' AND d.next_attempt_at <= :now
+"""  # noqa: S608
+
+# What attempts came to. Guarded by what was claimed: an outcome that comes twice or too late changes nothing.
+FINISH: Final = f"""
+UPDATE callback_deliveries
+SET {", ".join(f"{name} = ended.value ->> {n}" for n, name in enumerate(columns.OUTCOME_COLUMNS, start=4))}
+FROM json_each(?) AS ended
+WHERE callback_deliveries.tenant_id = ended.value ->> 0
+  AND callback_deliveries.service_call_id = ended.value ->> 1
+  AND +callback_deliveries.state = 'Waiting'
+  AND attempts = ended.value ->> 2 AND series_from = ended.value ->> 3
+"""  # noqa: S608
+
+# Failed attempts that counted.
+KEEP_ATTEMPTS: Final = f"""
+INSERT OR IGNORE INTO callback_attempts ({columns.ATTEMPT_COLUMNS})
+SELECT {", ".join(f"failed.value ->> {n}" for n, _ in enumerate(columns.ATTEMPT_COLUMNS.split(",")))}
+FROM json_each(?) AS failed
+CROSS JOIN callback_deliveries AS d
+  ON d.tenant_id = failed.value ->> 0 AND d.service_call_id = failed.value ->> 1
+WHERE d.attempts = failed.value ->> 2
+"""  # noqa: S608
+
+FORGET_ATTEMPTS: Final = f"""
+DELETE FROM callback_attempts WHERE tenant_id = ? AND service_call_id = ? AND attempt <= ? - {KEPT_ATTEMPTS}
+"""  # noqa: S608
+
+# A tenant's deliveries in one state, in index order.
+LIST: Final = f"""
+SELECT {columns.DELIVERY_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_by_state
+WHERE tenant_id = :tenant AND state = :state
+  AND (opened_at, service_call_id) > (:after_at, :after_call) AND opened_at < :opened_before
+  AND (:origin IS NULL OR origin = :origin) AND (:call IS NULL OR service_call_id = :call)
+ORDER BY opened_at, service_call_id
+LIMIT :limit
+"""  # noqa: S608
+
+REPLAY: Final = """
+UPDATE callback_deliveries
+SET state = 'Waiting', next_attempt_at = ?, series_from = attempts, expires_after_ms = NULL, ended_at = NULL
+FROM json_each(?) AS wanted
+WHERE callback_deliveries.tenant_id = wanted.value ->> 0
+  AND callback_deliveries.service_call_id = wanted.value ->> 1 AND +state <> 'Waiting'
+"""
+
+ABANDON: Final = """
+UPDATE callback_deliveries SET state = 'Abandoned', next_attempt_at = NULL, ended_at = ?
+WHERE tenant_id = ? AND service_call_id = ? AND +state = 'Waiting'
+"""
+
+COUNT: Final = """
+SELECT (
+  SELECT count(*) FROM callback_deliveries INDEXED BY callback_deliveries_waiting WHERE state = 'Waiting'),
+  count(*), min(next_attempt_at)
+FROM callback_deliveries INDEXED BY callback_deliveries_waiting
+WHERE state = 'Waiting' AND next_attempt_at <= ?
+"""
+
+_TABLES: Final = ("timer_callbacks", "callback_deliveries", "callback_attempts")
+_OF_KEYS: Final = """
+SELECT {columns} FROM json_each(?) AS wanted
+CROSS JOIN {table} AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
+"""
+GET: Final = tuple(
+    _OF_KEYS.format(columns=of_table("t", names), table=table)
+    for table, names in zip(
+        _TABLES,
+        (columns.CALLBACK_COLUMNS, columns.DELIVERY_COLUMNS, columns.ATTEMPT_COLUMNS),
+        strict=True,
+    )
+)
+
+
+class SqliteDeliveries:
+    """The delivery store on SQLite."""
+
+    def __init__(self, writer: Writer, read: Read, questions: Questions) -> None:
+        self._writer = writer
+        self._read = read
+        self._questions = questions
+
+    async def due(
+        self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
+    ) -> DuePage:
+        """Read an index in its order."""
+        at, tenant, call = ("", "", "") if after is None else (text(after[0]), *after[1:])
+        place = {"now": text(now), "limit": limit, "after_at": at, "after_call": call}
+        if lane is not None:
+            of_lane = {"tenant": lane[0], "origin": lane[1]}
+            found = await self._read(DUE_OF_LANE, {**place, **of_lane})
+        else:
+            found = await self._read(DUE, {**place, "after_tenant": tenant})
+        next_at = None
+        if len(found) < limit:
+            [(next_at,)] = await self._read(NEXT_ATTEMPT, (text(now),))
+        return DuePage([columns.waiting(row) for row in found], moment(next_at))
+
+    async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:
+        """Read what still waits."""
+        found = await self._read(CLAIM, {"keys": json.dumps(list(keys)), "now": text(now)})
+        return [columns.claimed(row) for row in found]
+
+    async def finish(self, finished: Sequence[Finished]) -> int:
+        """Change what is as it was claimed."""
+        outcomes = [
+            (
+                *each.before.key,
+                each.before.attempts,
+                each.before.series_from,
+                *columns.outcome_row(each.after),
+            )
+            for each in finished
+        ]
+        failed = [columns.attempt_row(each.after.key, each.failure) for each in finished if each.failure]
+        async with self._writer.transaction():
+            connection = self._writer.connection
+            counted = (await connection.execute(FINISH, (json.dumps(outcomes),))).rowcount
+            if failed:
+                await connection.execute(KEEP_ATTEMPTS, (json.dumps(failed),))
+                many = [row[:3] for row in failed if row[2] > KEPT_ATTEMPTS]
+                await connection.executemany(FORGET_ATTEMPTS, many)
+        return counted
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        """Read the three tables."""
+        tenant = keys[0][0] if keys else NOBODY
+        wanted = json.dumps(list(keys))
+        callbacks, deliveries, attempts = [await self._questions.ask(tenant, sql, (wanted,)) for sql in GET]
+        return columns.records(callbacks, deliveries, attempts)
+
+    async def list_deliveries(self, query: DeliveryQuery) -> list[Delivery]:
+        """Merge index-ordered pages, one for each state."""
+        pages = [
+            await self._questions.ask(query.tenant_id, LIST, {**_page(query), "state": state})
+            for state in columns.states_to_list(query)
+        ]
+        return _merged(pages, query.limit)
+
+    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
+        """Find and change in one transaction."""
+        async with self._writer.transaction():
+            connection = self._writer.connection
+            pages = [
+                [
+                    tuple(row)
+                    for row in await connection.execute_fetchall(LIST, _page(query) | {"state": state})
+                ]
+                for state in columns.states_to_replay(query)
+            ]
+            keys = json.dumps([each.key for each in _merged(pages, query.limit)])
+            return (await connection.execute(REPLAY, (text(now), keys))).rowcount
+
+    async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
+        """End what waits."""
+        async with self._writer.transaction():
+            await self._writer.connection.execute(ABANDON, (text(now), *key))
+        record = (await self.get([key])).get(key)
+        return None if record is None else record.delivery
+
+    async def count(self, now: datetime) -> DeliveryCounts:
+        """Count along an index."""
+        [(waiting, overdue, oldest)] = await self._questions.ask(NOBODY, COUNT, (text(now),))
+        return DeliveryCounts(waiting, overdue, moment(oldest))
+
+
+async def keep_callbacks(
+    connection: aiosqlite.Connection,
+    callbacks: Mapping[TimerKey, Callback],
+    dropped: Iterable[TimerKey],
+    now: datetime,
+) -> None:
+    """Write the callbacks of timers, and forget those that were taken from theirs; inside a transaction."""
+    if callbacks:
+        rows = [columns.callback_row(key, callback, now) for key, callback in callbacks.items()]
+        await connection.executemany(KEEP_CALLBACK, rows)
+    await forget_callbacks(connection, dropped)
+
+
+async def forget_callbacks(connection: aiosqlite.Connection, keys: Iterable[TimerKey]) -> None:
+    """Delete all that is kept of the callbacks of timers; inside a transaction."""
+    if gone := list(keys):
+        for table in _TABLES:
+            sql = f"DELETE FROM {table} WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608 - a constant
+            await connection.executemany(sql, gone)
+
+
+async def open_deliveries(connection: aiosqlite.Connection, events: Sequence[DueTimeReached]) -> None:
+    """Open the deliveries of timers that were marked; inside the transaction of the marks."""
+    fired = [(*event.key, event.generation, text(event.reached_at), str(event.id)) for event in events]
+    await connection.execute(OPEN_DELIVERIES, (json.dumps(fired),))
+
+
+def _page(query: DeliveryQuery) -> dict[str, Any]:
+    first = (text(query.opened_from) if query.opened_from else "", "")
+    after = (text(query.after[0]), str(query.after[1])) if query.after else first
+    at, call = max(first, after)
+    return {
+        "tenant": query.tenant_id,
+        "after_at": at,
+        "after_call": call,
+        "opened_before": text(query.opened_before) if query.opened_before else "~",
+        "origin": query.origin,
+        "call": query.service_call_id,
+        "limit": query.limit,
+    }
+
+
+def _merged(pages: Sequence[Iterable[tuple[Any, ...]]], limit: int) -> list[Delivery]:
+    found = merge(*pages, key=lambda row: (row[7], row[1]))
+    return [columns.delivery(row) for row in islice(found, limit)]
