@@ -62,7 +62,7 @@ def test_keys_are_read_as_they_are_written() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("text", ["", ",", "short", "A" * 43, "*" * 44, new_secret_key()[:40]])
+@pytest.mark.parametrize("text", ["", ",", "short", "A" * 43, "*" * 44, "A" * 40])
 def test_what_is_not_a_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no key|not"):
         read_secret_keys(text)
