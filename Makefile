@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills fuzz addresses coverage docs clean
+.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz addresses coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,11 @@ peace: install  ## Fire TIMERS=100000 timers without a fault and count repeats
 
 kills: install  ## Kill the real service before every write and sync of its store
 	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
+
+WORKER_KILLS ?= 200
+consumer-kills: install  ## Kill workers of the client WORKER_KILLS=200 times, on SQLite and on PostgreSQL
+	$(BIN)/python -m tests.torture.consumers --kills $(WORKER_KILLS) \
+		$(if $(RECORD),--record "make consumer-kills WORKER_KILLS=$(WORKER_KILLS)")
 
 N ?= 1000000
 fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads input

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.support.documents import ROOT
 from tests.support.messages import encode, in_seconds, schedule
 from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_cli
-from timer_client import OperatorClient
+from timer_client import Firing, OperatorClient, Outcome, Timers
 
 CONFIGURATIONS = ROOT / "deploy" / "nats"
 ONE_ACCOUNT = "permissions.conf"
@@ -448,6 +449,23 @@ async def test_the_command_line_serves_a_tenant(either: Site) -> None:
 
     assert (scheduled[0], code, scheduled[2] + complaint) == (0, 0, "")
     assert json.loads(shown)["state"] == "Scheduled"
+
+
+async def test_the_python_client_needs_no_more_than_a_tenants_rights(either: Site) -> None:
+    handled = asyncio.Queue[Firing]()
+    async with either.user("acme") as acme:
+        timers = Timers(acme.connection, tenant="acme", domain=None if either.one_inbox_each else "timer")
+        async with timers.consume("billing", handled.put):
+            await timers.schedule("by-client", timedelta())
+            decision = await timers.cancel("by-client-2", confirm=True)
+            waited = await timers.wait("by-client", timeout=timedelta(seconds=PATIENCE_S))
+            async with asyncio.timeout(PATIENCE_S):
+                while (await handled.get()).service_call_id != "by-client":
+                    """What other tests left."""
+        forbidden = await acme.forbidden()
+
+    assert (waited.state, decision.outcome) == ("Reached", Outcome.NOT_FOUND)
+    assert forbidden == []
 
 
 async def test_no_answer_of_the_api_lands_on_a_subject_that_is_no_inbox(one_account: Site) -> None:

@@ -30,7 +30,7 @@ class Desk:
 @asynccontextmanager
 async def open_real(broker: NatsServer) -> AsyncIterator[Desk]:
     """Talk to the real service; one process of it serves all tests of a run."""
-    _service(broker)
+    start_service(broker)
     tenant = f"tenant-{next(_numbers)}"
 
     @asynccontextmanager
@@ -43,7 +43,7 @@ async def open_real(broker: NatsServer) -> AsyncIterator[Desk]:
 
 
 @functools.cache
-def _service(broker: NatsServer) -> TimerServiceProcess:
+def start_service(broker: NatsServer) -> TimerServiceProcess:
     folder = broker.folder / "clients"
     service = TimerServiceProcess(
         folder, broker_url=broker.url, subject_prefix=PREFIX, db_path=folder / "timers.db"

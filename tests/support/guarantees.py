@@ -30,6 +30,15 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
         ),
     },
     "make kills": {"timers lost, doubled or wrong": (AT_MOST, 0)},
+    "make consumer-kills": {
+        f"{kind}: {name}": bound
+        for kind in ("SQLite", "PostgreSQL")
+        for name, bound in (
+            ("kill -9 of a worker", (AT_LEAST, 200)),
+            ("timers without effect", (AT_MOST, 0)),
+            ("effects done twice", (AT_MOST, 0)),
+        )
+    },
     "make peace": {
         "timers accepted": (AT_LEAST, 100_000),
         **dict.fromkeys(

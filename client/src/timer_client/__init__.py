@@ -1,6 +1,6 @@
 """The Python client of timer-service: schedule and cancel timers, wait for them, handle their firings."""
 
-from timer_client.consumer import Consumer
+from timer_client.consumer import Consumer, Handler
 from timer_client.errors import (
     AlreadyHandled,
     ConsumerConflict,
@@ -29,6 +29,7 @@ __all__ = [
     "ConsumerConflict",
     "Decision",
     "Firing",
+    "Handler",
     "NotPermitted",
     "OperatorClient",
     "Outcome",

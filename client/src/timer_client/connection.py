@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -25,7 +26,11 @@ PUBLISH_TIMEOUTS_S: Final = (1.0, 2.0, 5.0, 10.0)
 RETRY_PAUSE_S: Final = 0.25
 """Between tries where the broker says at once that it has no stream: it may just have started."""
 
+LISTEN_S: Final = 0.1
+"""How soon it is noticed that the broker has forbidden something."""
+
 Answer = TypeVar("Answer", bound=wire.Model)
+Result = TypeVar("Result")
 
 
 class BrokerClient:
@@ -43,14 +48,23 @@ class BrokerClient:
 
     async def _ask(self, subject: str, request: wire.Model, model: type[Answer]) -> Answer:
         """Send a request and return its answer; once only, because not every request may be repeated."""
+        asking = self._connection.request(subject, wire.write_model(request), timeout=ANSWER_TIMEOUT_S)
+        return as_model(model, read_answer(await self._answered(subject, asking)))
+
+    async def _answered(self, subject: str, asking: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for the broker's answer; if it is forbidden, none comes, and the broker says so elsewhere."""
         before = self._connection.last_error
+        task = asyncio.ensure_future(asking)
         try:
-            message = await self._connection.request(
-                subject, wire.write_model(request), timeout=ANSWER_TIMEOUT_S
-            )
+            while not task.done() and not self._is_forbidden(subject, before):
+                await asyncio.wait({task}, timeout=LISTEN_S)
+            if not task.done():
+                raise self._explain(TimeoutError(), subject, before)
+            return task.result()
         except NatsError as error:
             raise self._explain(error, subject, before) from error
-        return as_model(model, read_answer(message))
+        finally:
+            task.cancel()
 
     async def _publish(self, subject: str, body: bytes, message_id: str) -> PubAck:
         """Publish until the broker confirms, under one id: what arrives twice is stored once."""

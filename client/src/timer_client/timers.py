@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
 from timer_client import due as times
 from timer_client.connection import check_ids
@@ -111,11 +110,7 @@ class Timers(TimerRequests):
             self._consuming.discard(name)
 
     async def _bind(self, durable: Durable) -> float:
-        before = self._connection.last_error
-        try:
-            return await durable.bind(self._jetstream)
-        except NatsError as error:
-            raise self._explain(error, f"{durable.stream}.{durable.durable_name}", before) from error
+        return await self._answered(f"{durable.stream}.{durable.durable_name}", durable.bind(self._jetstream))
 
     async def _is_stale(self, firing: Firing) -> bool:
         """Return whether the timer was moved or cancelled since; one that is gone was not."""

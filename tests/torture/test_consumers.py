@@ -1,0 +1,32 @@
+"""A few kills of the client's workers; `make consumer-kills` is the long run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import NatsServer
+from tests.support.clients import PREFIX, start_service
+from tests.support.postgres import fresh_schema
+from tests.torture.consumers import Outcome, kill_workers
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_every_firing_has_its_effect_exactly_once_while_workers_are_killed(
+    shared_broker: NatsServer, tmp_path: Path, kind: str
+) -> None:
+    start_service(shared_broker)
+    if kind == "sqlite":
+        outcome = await kill_workers(shared_broker, PREFIX, str(tmp_path / "effects.db"), kills=4, seed=1)
+    else:
+        async with fresh_schema() as url:
+            outcome = await kill_workers(shared_broker, PREFIX, url, kills=4, seed=2)
+
+    assert (outcome.kills, outcome.lost, outcome.doubled) == (4, 0, 0)
+    assert outcome.scheduled
+
+
+def test_the_count_finds_what_was_lost_and_what_was_done_twice() -> None:
+    outcome = Outcome(scheduled={"a", "b"})
+    outcome.done.update(["b", "b", "b"])
+
+    assert (outcome.lost, outcome.doubled) == (1, 1)
