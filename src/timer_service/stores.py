@@ -86,6 +86,18 @@ def _secrets_beside(settings: Settings) -> SecretStore:
 
 
 @asynccontextmanager
+async def open_secrets_at(url: str) -> AsyncIterator[SecretStore]:
+    """Open the secrets of a store that was opened to be copied."""
+    if url.startswith("sqlite:///"):
+        yield SqliteSecretStore(secrets_path(Path(url.removeprefix("sqlite:///"))))
+        return
+    from timer_service.adapters.postgres.archive import open_archived_secrets  # noqa: PLC0415
+
+    async with open_archived_secrets(url) as secrets:
+        yield secrets
+
+
+@asynccontextmanager
 async def open_archives(source: str, target: str) -> AsyncIterator[tuple[TimerArchive, TimerArchive]]:
     """Open two stores that no service is using, one to be copied into the other."""
     if source == target:

@@ -16,11 +16,16 @@ import pytest
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
+from tests.support.timers import ACME, at
 from tests.support.world import World
 from timer_service.adapters.sqlite.backup import back_up
 from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
 from timer_service.domain.messages import Position, ScheduleTimer, ServiceCallId, TenantId
+from timer_service.ports.secret_store import SecretKind, StoredSecret
+from timer_service.secret_keys import key_file
 
+SECRET = StoredSecret(ACME, SecretKind.NAMED, "token", b"sealed", created_at=at(0))
 FAR_AHEAD = "9999-01-01T00:00:00Z"
 
 
@@ -255,3 +260,15 @@ def _damage(path: Path, index: str) -> None:
     entry = content.index(b"order-", (page - 1) * size, page * size)
     content[entry : entry + 5] = b"broke"
     path.write_bytes(content)
+
+
+async def test_a_backup_brings_the_secrets_but_not_the_key_that_opens_them(tmp_path: Path) -> None:
+    async with open_sqlite_store(tmp_path / "timers.db", lambda: at(0)):
+        pass
+    key_file(tmp_path / "timers.db.secret-key")
+    await SqliteSecretStore(secrets_path(tmp_path / "timers.db")).save_secrets([SECRET])
+
+    back_up(tmp_path / "timers.db", tmp_path / "copy.db")
+
+    assert sorted(path.name for path in tmp_path.glob("copy.db*")) == ["copy.db", "copy.db.secrets"]
+    assert await SqliteSecretStore(secrets_path(tmp_path / "copy.db")).secrets_of(ACME) == [SECRET]

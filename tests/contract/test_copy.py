@@ -20,9 +20,11 @@ from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, TenantId, Trace
 from timer_service.domain.timer import Timer
+from timer_service.ports.secret_store import SecretKind, StoredSecret
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
-from timer_service.stores import open_archive, open_archives
+from timer_service.stores import open_archive, open_archives, open_secrets_at
+from timer_service.workflows.copy_secrets import copy_secrets
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
 
@@ -393,3 +395,24 @@ def test_a_copy_that_cannot_begin_is_one_clear_line(
     assert complaint in result.stderr
     assert "Traceback" not in result.stderr
     assert "secret" not in result.stderr
+
+
+@pytest.mark.parametrize("back", [False, True])
+async def test_secrets_come_along_sealed_as_they_are(
+    sqlite: str, postgres: str, tmp_path: Path, back: bool
+) -> None:
+    source, target = (postgres, sqlite) if back else (sqlite, postgres)
+    await fill(source, many(3))
+    secrets = [
+        StoredSecret(TenantId(f"tenant-{n}"), SecretKind.NAMED, "token", bytes([n]), created_at=at(n))
+        for n in range(3)
+    ]
+    async with open_secrets_at(source) as store:
+        await store.save_secrets(secrets)
+
+    result = await asyncio.to_thread(run_cli, "copy", "--from", source, "--to", target, cwd=tmp_path)
+
+    assert result.returncode == 0, result.stderr
+    async with open_secrets_at(target) as store:
+        assert list(await store.secrets_after(None, 10)) == secrets
+        assert await copy_secrets(store, store, batch_size=2) == 3

@@ -11,6 +11,7 @@ from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, CommandFailed
 from timer_service.cli.output import tell
 from timer_service.config import load_settings
 from timer_service.domain.errors import CriticalError, TransientError
+from timer_service.workflows.copy_secrets import copy_secrets
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
 
@@ -101,7 +102,7 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         TimeRemainingColumn,
     )
 
-    from timer_service.stores import open_archives  # noqa: PLC0415
+    from timer_service.stores import open_archives, open_secrets_at  # noqa: PLC0415
 
     # On stderr, and only where a person looks: stdout belongs to the result.
     bar = Progress(
@@ -120,4 +121,6 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
 
     with bar:
         async with open_archives(options.source, options.target) as (source, target):
+            async with open_secrets_at(options.source) as here, open_secrets_at(options.target) as there:
+                await copy_secrets(here, there)
             return await copy_timers(source=source, target=target, restart=options.restart, progress=show)

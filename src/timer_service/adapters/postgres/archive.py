@@ -17,6 +17,7 @@ from timer_service.adapters.postgres.connections import (
 from timer_service.adapters.postgres.epochs import READ as READ_EPOCHS
 from timer_service.adapters.postgres.epochs import insert_epochs, stream_epochs
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
+from timer_service.adapters.postgres.secrets import PostgresSecretStore
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreInUse
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
@@ -79,6 +80,14 @@ async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["
         yield PostgresArchive(connections, connection)
         if as_source and connection.is_in_transaction():
             await connection.execute("ROLLBACK")
+
+
+@asynccontextmanager
+async def open_archived_secrets(url: str) -> AsyncIterator[PostgresSecretStore]:
+    """Open the secrets of a database whose schema is up to date."""
+    address = Address(url, statement_cache_size=0, application_name=COPY_NAME)
+    async with open_connections(address, 1) as connections:
+        yield PostgresSecretStore(connections)
 
 
 class PostgresArchive:

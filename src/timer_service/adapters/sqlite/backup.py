@@ -13,6 +13,8 @@ from timer_service.domain.errors import CriticalError
 Counts = tuple[int, int]
 """All timers, and those that are pending."""
 
+BESIDE: Final = (".keys", ".secrets")
+"""What is added to the name of the database: keys of the API, secrets of callbacks."""
 _COUNT: Final = "SELECT count(*), count(*) FILTER (WHERE state = 'Scheduled') FROM timer_schedules"
 
 
@@ -64,6 +66,7 @@ def back_up(
         raise CriticalError(f"there is no database at {database}: check TIMER_DB_PATH")
     unfinished = target.with_name(target.name + ".unfinished")
     try:
+        _back_up_beside(database, target)
         unfinished.unlink(missing_ok=True)
         expected = copy(database, unfinished)
         _verify(unfinished, expected)
@@ -76,6 +79,16 @@ def back_up(
         unfinished.unlink(missing_ok=True)
     timers, pending = expected
     return BackupReport(timers, pending, target.stat().st_size)
+
+
+def _back_up_beside(database: Path, target: Path) -> None:
+    """Copy the small files that belong to the database; the key that opens secrets is not one of them."""
+    for suffix in BESIDE:
+        source, copy = database.with_name(database.name + suffix), target.with_name(target.name + suffix)
+        if source.exists():
+            copy.unlink(missing_ok=True)
+            copy_database(source, copy, count=lambda _: (0, 0))
+            _sync(copy)
 
 
 def _verify(copy: Path, expected: Counts) -> None:
