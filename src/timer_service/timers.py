@@ -73,6 +73,10 @@ class Timers:
         self._counted = counted
         self._desk = RequestDesk(store=store, source=source, clock=clock)
 
+    def now(self) -> datetime:
+        """Return the time by the service's clock, from which a delay counts."""
+        return self._clock.now()
+
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer:
         """Return one timer, or raise TimerNotFound."""
         timer = await self._store.get(tenant_id, service_call_id)
@@ -92,6 +96,9 @@ class Timers:
         correlation_id: CorrelationId | None,
         trace: Trace | None,
         callback: Callback | NoCallback | None = None,
+        *,
+        if_absent: bool = False,
+        expires_after_ms: int | None = None,
     ) -> Settled:
         """Schedule or move a timer, wake the worker for it, and answer after the commit.
 
@@ -99,7 +106,17 @@ class Timers:
         keeps the one that it has.
         """
         settled = await self._desk.decide(
-            ScheduleTimer(tenant_id, service_call_id, due_at, correlation_id, _NEWEST, trace, callback)
+            ScheduleTimer(
+                tenant_id,
+                service_call_id,
+                due_at,
+                correlation_id,
+                _NEWEST,
+                trace,
+                callback,
+                if_absent=if_absent,
+                expires_after_ms=expires_after_ms,
+            )
         )
         self._wake_for(due_at)
         return settled

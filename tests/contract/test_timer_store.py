@@ -30,8 +30,9 @@ from tests.support.timers import (
     scheduled_timer,
 )
 from timer_service.domain import timer as rules
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import Command, DueTimeReached, Position, ServiceCallId, TenantId, Trace
-from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack, TimerQuery, TimerStore
 from timer_service.testing import MemoryTimerStore
 

@@ -4,7 +4,6 @@ import asyncio
 import traceback
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from datetime import datetime
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -70,7 +69,7 @@ class StoredRequests:
         """Whatever passed the reader is answered: not even a refusal may come from the store."""
         match request:
             case wire.ScheduleRequest():
-                await self._schedule(request.service_call_id, request.due_at, request.correlation_id)
+                await self._schedule(request)
             case wire.GetRequest():
                 await self._store.get(ACME, call(request.service_call_id))
             case wire.ListRequest():
@@ -78,11 +77,14 @@ class StoredRequests:
             case _:
                 pass
 
-    async def _schedule(self, name: str, due_at: datetime, correlated: str | None) -> None:
+    async def _schedule(self, request: wire.ScheduleRequest) -> None:
+        name, correlated = request.service_call_id, request.correlation_id
         command: Any = replace(
             schedule(name),
-            due_at=due_at,
+            due_at=request.due_from(NOW),
             correlation_id=None if correlated is None else correlation(correlated),
+            if_absent=request.if_absent or False,
+            expires_after_ms=request.expires_after_ms,
         )
         await self._store.decide([command], NOW)
         timer = await self._store.get(ACME, call(name))

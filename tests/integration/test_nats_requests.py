@@ -90,6 +90,9 @@ class FakeTimers(Timers):
         correlation_id: CorrelationId | None,
         trace: Trace | None,
         callback: Callback | NoCallback | None = None,
+        *,
+        if_absent: bool = False,
+        expires_after_ms: int | None = None,
     ) -> Settled:
         return Settled(Outcome.SCHEDULED, scheduled_timer(service_call_id))
 

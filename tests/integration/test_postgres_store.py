@@ -31,6 +31,7 @@ from timer_service.adapters.migrations import Migration, load_migrations
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import ANSWER_CONNECTIONS, WORK_CONNECTIONS, open_postgres_store
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import (
     InvalidConfiguration,
     StoreBusy,
@@ -41,7 +42,7 @@ from timer_service.domain.errors import (
     TransientError,
 )
 from timer_service.domain.messages import Command, Trace
-from timer_service.domain.timer import DueTimer, Outcome, TimerState
+from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.timer_store import TimerQuery, TimerStore
 from timer_service.testing import START, ManualClock
 

@@ -226,6 +226,9 @@ async def test_the_table_is_strict_and_without_rowid(store: SqliteTimerStore) ->
         ENDED,
         WITHDRAWN,
         {**WITHDRAWN, "due_at": None, "generation": 0},
+        {**WITHDRAWN, "due_at": None, "generation": 1},
+        {"state": "Expired", "expired_at": T, "expires_after_ms": 0, "verdict": "Expired"},
+        {"first_if_absent": 1},
     ],
     ids=repr,
 )
@@ -263,7 +266,13 @@ BAD_TIMES = [
 @pytest.mark.parametrize("text", BAD_TIMES)
 @pytest.mark.parametrize(
     ("column", "base"),
-    [("due_at", {}), ("registered_at", {}), ("reached_at", ENDED), ("cancelled_at", WITHDRAWN)],
+    [
+        ("due_at", {}),
+        ("registered_at", {}),
+        ("reached_at", ENDED),
+        ("cancelled_at", WITHDRAWN),
+        ("expired_at", {"state": "Expired"}),
+    ],
 )
 async def test_the_schema_refuses_a_time_in_another_form(
     store: SqliteTimerStore, column: str, base: dict[str, Any], text: str
@@ -286,7 +295,12 @@ async def test_the_schema_refuses_a_time_in_another_form(
         {**ENDED, "cancelled_at": T},
         {"due_at": None},
         {**ENDED, "due_at": None},
-        {**WITHDRAWN, "due_at": None, "generation": 1},
+        {"state": "Expired"},
+        {"expired_at": T},
+        {**ENDED, "expired_at": T},
+        {"verdict": "Cancelled"},
+        {"expires_after_ms": -1},
+        {"first_if_absent": 0},
         {"generation": -1},
         {"generation": None},
         {"generation": "one"},
@@ -341,11 +355,13 @@ def ledger(path: Path) -> list[tuple[Any, ...]]:
     return rows_in(path, "SELECT version, name, applied_at FROM timer_migrations ORDER BY version")
 
 
-def test_migrations_are_numbered_from_1_without_a_gap() -> None:
-    migrations = load_migrations("sqlite")
+def test_migrations_of_both_stores_together_are_numbered_from_1_without_a_gap() -> None:
+    names = {kind: [step.name for step in load_migrations(kind)] for kind in ("sqlite", "postgres")}
+    versions = {step.version for kind in names for step in load_migrations(kind)}
 
-    assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
-    assert migrations[0].name == "0001_timer_schedules"
+    assert versions == set(range(1, len(versions) + 1))
+    assert {kind: steps[0] for kind, steps in names.items()} == dict.fromkeys(names, "0001_timer_schedules")
+    assert all(len({name[:4] for name in steps}) == len(steps) for steps in names.values())
 
 
 async def test_a_new_file_gets_every_migration_and_remembers_it(path: Path) -> None:

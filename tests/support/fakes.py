@@ -1,15 +1,16 @@
 """The memory adapters, made to fail on demand and to tell what was asked of them."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
 from timer_service.domain.callback import Sink
-from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
-from timer_service.domain.timer import DueTimer, Outcome
+from timer_service.domain.due_timer import DueTimer
+from timer_service.domain.messages import Command, Event, Position, TenantId, TimerKey
+from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.command_source import Backlog, CommandBatch
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
@@ -65,7 +66,11 @@ class _FragileClaim:
     def more(self) -> bool:
         return self._claim.more
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
+        self._store.note("settle")
+        return await self._claim.settle(timers, verdict)
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         self._store.note("mark_reached")
         return await self._claim.mark_reached(events)
 
@@ -79,9 +84,9 @@ class RecordingBus:
     """A memory bus that keeps every publication, and answers as a test wants it."""
 
     inner: MemoryEventBus
-    published: list[list[DueTimeReached]] = field(default_factory=list)
+    published: list[list[Event]] = field(default_factory=list)
     """What was handed over, batch by batch."""
-    answers: Callable[[DueTimeReached], Published] = lambda _: Published.CONFIRMED
+    answers: Callable[[Event], Published] = lambda _: Published.CONFIRMED
     """What becomes of each event that the broker is there to take."""
     meanwhile: Callable[[], Awaitable[None]] = _nothing
     """Runs after the broker has the events and before the service knows."""
@@ -105,7 +110,7 @@ class RecordingBus:
     async def receive(self) -> CommandBatch:
         return await self.inner.receive()
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         self.published.append(list(events))
         results = await self.inner.publish([e for e in events if self.answers(e) is Published.CONFIRMED])
         confirmed = iter(results)

@@ -8,6 +8,10 @@ from typing import Any
 ABSENT = object()
 
 
+def new_id() -> uuid.UUID:
+    return uuid.uuid4()
+
+
 def iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -11,6 +11,7 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     TenantId,
+    TimerExpired,
     Trace,
 )
 from timer_service.domain.timer import Outcome, Timer, TimerState
@@ -43,6 +44,8 @@ def schedule(
     stream: int = 1,
     correlation: str | None = None,
     trace: str | None = None,
+    if_absent: bool = False,
+    expires_after_s: float | None = None,
 ) -> ScheduleTimer:
     """Return a ScheduleTimer, the `number`th message of its stream."""
     return ScheduleTimer(
@@ -52,6 +55,8 @@ def schedule(
         correlation_id=None if correlation is None else CorrelationId(correlation),
         position=Position(stream, number),
         trace=None if trace is None else Trace(trace, None),
+        if_absent=if_absent,
+        expires_after_ms=None if expires_after_s is None else round(expires_after_s * 1000),
     )
 
 
@@ -104,10 +109,17 @@ def reached(
         tenant_id=TenantId(tenant),
         service_call_id=ServiceCallId(name),
         due_at=at(due_s),
-        reached_at=at(reached_s),
+        at=at(reached_s),
         generation=generation,
         correlation_id=None if correlation is None else CorrelationId(correlation),
     )
+
+
+def expired(
+    name: str = "order-1", due_s: float = 0, *, expired_s: float, generation: int = 1
+) -> TimerExpired:
+    """Return the event in place of one firing."""
+    return TimerExpired(ACME, ServiceCallId(name), at(due_s), at(expired_s), generation, None)
 
 
 async def asked(store: TimerStore, *commands: Command, now: datetime) -> list[Outcome]:

@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta
 
 from tests.support.timers import ACME, GLOBEX, at, call
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import TenantId
-from timer_service.domain.timer import DueTimer
 from timer_service.ports.command_source import Backlog
 from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.catch_up import (

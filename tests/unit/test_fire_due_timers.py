@@ -11,7 +11,7 @@ from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedu
 from timer_client.subjects import Subjects
 from timer_service.adapters.codec import encode_event
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
-from timer_service.domain.messages import Command, DueTimeReached
+from timer_service.domain.messages import Command, Event
 from timer_service.domain.timer import TimerState
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.testing import ManualClock, MemoryEventBus
@@ -70,7 +70,7 @@ class Desk:
         return self.store.timers[tenant, call(name)].state  # type: ignore[index]
 
 
-def stored(event: DueTimeReached) -> dict[str, tuple[str, bytes]]:
+def stored(event: Event) -> dict[str, tuple[str, bytes]]:
     """Return what the broker holds after this event alone."""
     message_id = str(event.id)
     return {message_id: (f"timer.events.{event.tenant_id}.DueTimeReached", encode_event(event, message_id))}

@@ -69,7 +69,7 @@ def test_two_due_times_before_1970_still_have_two_ids() -> None:
 
 def test_a_repeated_publication_of_one_firing_has_the_same_id() -> None:
     first = reached("order-1", 60, reached_s=60)
-    again = replace(first, reached_at=at(99), correlation_id=correlation("request-1"))
+    again = replace(first, at=at(99), correlation_id=correlation("request-1"))
 
     assert again.id == first.id == firing_id(ACME, call("order-1"), 1, at(60))
 

@@ -1,7 +1,7 @@
 """What is published is marked beside the next look: in bounds; nothing is lost, hidden or published twice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 
@@ -12,9 +12,10 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
 from tests.support.timers import at, cancel, reached, schedule
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import StoreBusy, StoreFailed
-from timer_service.domain.messages import Command, DueTimeReached
-from timer_service.domain.timer import DueTimer, Outcome, TimerState
+from timer_service.domain.messages import Command, Event, TimerKey
+from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.event_sink import Published
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 from timer_service.service.run import run_service
@@ -61,7 +62,10 @@ class _HangingClaim:
     def more(self) -> bool:
         return self._claim.more
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
+        return await self._claim.settle(timers, verdict)
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         self._store.waiting += 1
         await self._store.released.wait()
         self._store.waiting -= 1

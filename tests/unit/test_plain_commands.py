@@ -130,10 +130,13 @@ def test_what_our_client_writes_goes_the_short_way() -> None:
             timestamp_ms=1,
             tenant_id=ACME,
             service_call_id="order-1",
-            due_at=due_at,
+            wanted=wanted,
             correlation_id="trace-1",
         )
-        for kind, due_at in ((wire.SCHEDULE_TIMER, at(60)), (wire.CANCEL_TIMER, None))
+        for kind, wanted in (
+            (wire.SCHEDULE_TIMER, wire.Wanted.model_construct(due_at=at(60))),
+            (wire.CANCEL_TIMER, None),
+        )
     }
 
     for kind, body in written.items():

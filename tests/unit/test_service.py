@@ -15,8 +15,9 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
-from timer_service.domain.messages import Command, DueTimeReached, TenantId
+from timer_service.domain.messages import Command, Event, TenantId, TimerKey
 from timer_service.domain.timer import TimerState
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
@@ -291,7 +292,10 @@ class _MoreThanIsThere:
     timers = ()
     more = True
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
+        raise NotImplementedError
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         raise NotImplementedError
 
 
@@ -610,7 +614,7 @@ async def test_a_failure_is_passed_on_to_whoever_runs_it() -> None:
 class _StuckBus(RecordingBus):
     """A bus whose broker never answers."""
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         self.published.append(list(events))
         await asyncio.Event().wait()
         return []

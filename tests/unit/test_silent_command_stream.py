@@ -98,7 +98,7 @@ async def test_it_is_said_once_and_so_is_that_it_answers_again() -> None:
     assert warnings_after == {}
     # What comes due once it answers waits for nothing.
     assert rig.fired()[-1] == ["order-3"]
-    assert rig.bus.published[-1][0].reached_at == at(60)
+    assert rig.bus.published[-1][0].at == at(60)
 
 
 async def test_a_question_that_hangs_is_not_in_the_way_of_firing_once_it_was_given_up() -> None:

@@ -1,16 +1,28 @@
 """The timer and its only legal transitions."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.timers import ACME, at, call, cancel, correlation, reached, schedule, scheduled_timer
+from tests.support.timers import (
+    ACME,
+    at,
+    call,
+    cancel,
+    correlation,
+    expired,
+    reached,
+    schedule,
+    scheduled_timer,
+)
 from timer_service.domain import timer as rules
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, Trace
-from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.domain.timer import Outcome, Timer, TimerState
 
 # No row yet
 
@@ -123,7 +135,7 @@ def test_a_cancel_ends_a_scheduled_timer_and_keeps_what_it_was() -> None:
 
 @pytest.mark.parametrize("command", [schedule(due_s=90, number=9, correlation="new"), cancel(number=9)])
 def test_reached_is_final_and_its_row_is_untouched(command: Command) -> None:
-    before = rules.mark_reached(scheduled_timer(), 1, at(60))
+    before = rules.mark(scheduled_timer(), reached(generation=1, reached_s=60))
 
     after, outcome = rules.apply(before, command, at(70))
 
@@ -186,7 +198,7 @@ def test_a_command_that_is_not_newer_changes_nothing(
     after, outcome = rules.apply(timer, command, at(9))
 
     assert outcome is Outcome.SUPERSEDED
-    assert after is timer
+    assert after == timer
 
 
 @pytest.mark.parametrize("where", [(2, 6), (3, 1)])
@@ -307,7 +319,7 @@ def test_a_request_for_a_timer_that_is_due_changes_nothing_whatever_it_asks() ->
 
 
 def test_a_reached_timer_is_closed_to_requests() -> None:
-    timer = rules.mark_reached(scheduled_timer(), 1, at(61))
+    timer = rules.mark(scheduled_timer(), reached(generation=1, reached_s=61))
 
     assert rules.decide(timer, cancel(number=9), at(62)) == (timer, Outcome.ALREADY_REACHED)
 
@@ -318,7 +330,7 @@ def test_a_reached_timer_is_closed_to_requests() -> None:
 def test_a_scheduled_timer_of_the_published_generation_is_marked() -> None:
     before = scheduled_timer(generation=2)
 
-    after = rules.mark_reached(before, 2, at(61))
+    after = rules.mark(before, reached(generation=2, reached_s=61))
 
     assert after == replace(before, state=TimerState.REACHED, reached_at=at(61))
 
@@ -327,19 +339,19 @@ def test_a_scheduled_timer_of_the_published_generation_is_marked() -> None:
 def test_another_generation_is_not_marked(generation: int) -> None:
     timer = scheduled_timer(generation=2)
 
-    assert rules.mark_reached(timer, generation, at(61)) is timer
+    assert rules.mark(timer, reached(generation=generation, reached_s=61)) is timer
 
 
 def test_a_cancelled_timer_is_not_marked() -> None:
     timer, _ = rules.apply(scheduled_timer(), cancel(), at(5))
 
-    assert rules.mark_reached(timer, 1, at(61)) is timer
+    assert rules.mark(timer, reached(generation=1, reached_s=61)) is timer
 
 
 def test_a_reached_timer_keeps_its_first_mark() -> None:
-    timer = rules.mark_reached(scheduled_timer(), 1, at(61))
+    timer = rules.mark(scheduled_timer(), reached(generation=1, reached_s=61))
 
-    assert rules.mark_reached(timer, 1, at(62)) is timer
+    assert rules.mark(timer, reached(generation=1, reached_s=62)) is timer
 
 
 def test_a_due_timer_tells_of_its_own_firing() -> None:
@@ -348,6 +360,125 @@ def test_a_due_timer_tells_of_its_own_firing() -> None:
     event = due.reached(at(61))
 
     assert event == reached("order-1", 60, reached_s=61, generation=2, correlation="request-1")
+
+
+# Only if there is none
+
+
+@pytest.mark.parametrize(
+    ("kept", "outcome"),
+    [
+        (scheduled_timer(due_s=60), Outcome.UNCHANGED),
+        (rules.apply(None, cancel(number=1), at(0))[0], Outcome.ALREADY_CANCELLED),
+        (rules.mark(scheduled_timer(), reached()), Outcome.ALREADY_REACHED),
+        (rules.mark(scheduled_timer(), expired(expired_s=99)), Outcome.ALREADY_EXPIRED),
+    ],
+    ids=["Scheduled", "Cancelled", "Reached", "Expired"],
+)
+@pytest.mark.parametrize("rule", [rules.apply, rules.decide], ids=["command", "request"])
+def test_a_schedule_if_absent_changes_nothing_of_a_timer_in_whatever_state(
+    rule: rules.Rule, kept: Timer, outcome: Outcome
+) -> None:
+    command = schedule(due_s=90, number=7, correlation="late", trace="late", if_absent=True)
+
+    assert rule(kept, command, at(1)) == (kept, outcome)
+    assert rule(kept, command, at(1))[0] is kept
+
+
+def test_a_timer_that_a_schedule_if_absent_has_made_is_as_any_other() -> None:
+    made, _ = rules.apply(None, schedule(due_s=60, number=1, if_absent=True), at(0))
+
+    moved, outcome = rules.apply(made, schedule(due_s=90, number=2), at(1))
+
+    assert (moved.due_at, outcome) == (at(90), Outcome.RESCHEDULED)
+
+
+def test_of_several_schedules_if_absent_the_oldest_in_the_stream_wins() -> None:
+    made, _ = rules.apply(None, schedule(due_s=60, number=7, correlation="late", if_absent=True), at(0))
+
+    earlier, outcome = rules.apply(made, schedule(due_s=90, number=5, if_absent=True), at(1))
+
+    assert (earlier.due_at, earlier.correlation_id, earlier.generation) == (at(90), None, 2)
+    assert outcome is Outcome.RESCHEDULED
+
+
+def test_an_older_cancel_takes_back_what_a_schedule_if_absent_has_set() -> None:
+    made, _ = rules.apply(None, schedule(number=7, correlation="late", if_absent=True), at(0))
+
+    cancelled, outcome = rules.apply(made, cancel(number=5), at(1))
+
+    assert outcome is Outcome.CANCELLED
+    assert (cancelled.state, cancelled.due_at, cancelled.correlation_id) == (TimerState.CANCELLED, None, None)
+    assert cancelled.generation == 1, "an event of this generation may be on its way"
+
+
+def test_what_a_request_if_absent_was_told_is_not_taken_back_by_an_older_command() -> None:
+    made, _ = rules.decide(None, schedule(due_s=60, number=7, if_absent=True), at(0))
+
+    after, outcome = rules.apply(made, schedule(due_s=90, number=5), at(1))
+
+    assert (after.due_at, outcome) == (at(60), Outcome.SUPERSEDED)
+
+
+def test_what_a_request_has_set_is_not_taken_back_with_the_schedule_if_absent_before_it() -> None:
+    made, _ = rules.apply(None, schedule(due_s=60, number=7, if_absent=True), at(0))
+    moved, _ = rules.decide(made, schedule(due_s=80, number=7), at(0))
+
+    after, outcome = rules.apply(moved, schedule(due_s=90, number=5), at(1))
+
+    assert (after.due_at, outcome) == (at(80), Outcome.SUPERSEDED)
+
+
+def test_a_request_if_absent_waits_while_the_timer_is_due() -> None:
+    timer = scheduled_timer(due_s=1)
+
+    assert rules.decide(timer, schedule(due_s=9, number=7, if_absent=True), at(1)) == (timer, Outcome.DUE)
+
+
+# Expiry
+
+
+@pytest.mark.parametrize(
+    ("late_s", "verdict"),
+    [(0, TimerState.REACHED), (5, TimerState.REACHED), (5.001, TimerState.EXPIRED)],
+)
+def test_an_event_is_of_use_until_its_time_is_over(late_s: float, verdict: TimerState) -> None:
+    due = DueTimer(ACME, call("order-1"), at(60), 1, None, expires_after_ms=5000)
+
+    assert due.judged(at(60 + late_s)) is verdict
+
+
+@pytest.mark.parametrize("verdict", [TimerState.REACHED, TimerState.EXPIRED])
+def test_a_verdict_stands_however_early_or_late_it_is(verdict: TimerState) -> None:
+    due = DueTimer(ACME, call("order-1"), at(60), 1, None, expires_after_ms=5000, verdict=verdict)
+
+    assert {due.judged(at(60)), due.judged(at(600))} == {verdict}
+
+
+def test_a_timer_without_a_time_to_expire_never_does() -> None:
+    due = DueTimer(ACME, call("order-1"), at(60), 1, None)
+
+    assert due.judged(datetime(9999, 1, 1, tzinfo=UTC)) is TimerState.REACHED
+
+
+def test_an_expired_timer_is_final() -> None:
+    timer = rules.mark(scheduled_timer(), expired(due_s=60, expired_s=99))
+
+    assert (timer.state, timer.expired_at, timer.reached_at) == (TimerState.EXPIRED, at(99), None)
+    for command in (schedule(number=9), cancel(number=9)):
+        assert rules.apply(timer, command, at(100)) == (timer, Outcome.ALREADY_EXPIRED)
+        assert rules.decide(timer, command, at(100)) == (timer, Outcome.ALREADY_EXPIRED)
+
+
+def test_another_time_to_expire_is_the_next_generation_and_has_no_verdict() -> None:
+    before = replace(scheduled_timer(due_s=60), expires_after_ms=5000, verdict=TimerState.REACHED)
+
+    kept, unchanged = rules.apply(before, schedule(due_s=60, number=2, expires_after_s=5), at(1))
+    after, moved = rules.apply(before, schedule(due_s=60, number=2), at(1))
+
+    assert (kept.generation, kept.verdict, unchanged) == (1, TimerState.REACHED, Outcome.UNCHANGED)
+    assert (after.generation, after.verdict, moved) == (2, None, Outcome.RESCHEDULED)
+    assert after.expires_after_ms is None
 
 
 # Any sequence of commands
@@ -366,6 +497,8 @@ def _commands(draw: st.DrawFn) -> list[Command]:
             stream=place.stream_created_us,
             correlation=draw(st.sampled_from([None, "request-1", "request-2"])),
             trace=draw(st.sampled_from([None, "trace-1", "trace-2"])),
+            if_absent=draw(st.booleans()),
+            expires_after_s=draw(st.sampled_from([None, 5])),
         )
         if draw(st.booleans())
         else cancel(number=place.sequence, stream=place.stream_created_us)
@@ -374,13 +507,17 @@ def _commands(draw: st.DrawFn) -> list[Command]:
 
 
 def _expected(commands: list[Command]) -> tuple[object, ...]:
-    """Return what the newest command that says anything about it makes of each part of a timer."""
-    in_order = sorted(commands, key=lambda command: command.position)
+    """Return what the newest command that says anything about it makes of each part of a timer.
+
+    A schedule "if absent" counts as the first of them, or not at all.
+    """
+    in_order = sorted(set(commands), key=lambda command: command.position)
+    in_order[1:] = [c for c in in_order[1:] if isinstance(c, CancelTimer) or not c.if_absent]
     schedules = [command for command in in_order if isinstance(command, ScheduleTimer)]
     cancelled = isinstance(in_order[-1], CancelTimer)
     return (
         TimerState.CANCELLED if cancelled else TimerState.SCHEDULED,
-        schedules[-1].due_at if schedules else None,
+        (schedules[-1].due_at, schedules[-1].expires_after_ms) if schedules else (None, None),
         next((c.correlation_id for c in reversed(schedules) if c.correlation_id), None),
         next((c.trace for c in reversed(schedules) if c.trace), None),
         in_order[-1].position,
@@ -388,7 +525,8 @@ def _expected(commands: list[Command]) -> tuple[object, ...]:
 
 
 def _known(timer: Timer) -> tuple[object, ...]:
-    return timer.state, timer.due_at, timer.correlation_id, timer.trace, timer.position
+    due = (timer.due_at, timer.expires_after_ms)
+    return timer.state, due, timer.correlation_id, timer.trace, timer.position
 
 
 def _apply_all(commands: list[Command]) -> Timer | None:
@@ -412,7 +550,8 @@ def test_a_newer_command_is_never_undone_in_whatever_order_commands_come(data: s
         assert _known(timer) == _expected(deliveries[:count])
         assert before is None or timer.generation - before.generation in (0, 1)
         if timer.state is TimerState.SCHEDULED:
-            assert due_of_generation.setdefault(timer.generation, timer.due_at) == timer.due_at
+            due = (timer.due_at, timer.expires_after_ms)
+            assert due_of_generation.setdefault(timer.generation, due) == due
 
 
 @given(st.data())
@@ -453,7 +592,7 @@ def test_redelivery_leaves_the_timer_as_delivery_in_order_does(data: st.DataObje
 def test_nothing_changes_a_reached_timer(before: list[Command], after: list[Command]) -> None:
     timer = _apply_all([schedule(number=0), *before, schedule(number=1, stream=9)])
     assert timer is not None
-    done = rules.mark_reached(timer, timer.generation, at(60))
+    done = rules.mark(timer, reached(generation=timer.generation, reached_s=60))
 
     for command in after:
         kept, outcome = rules.apply(done, command, at(61))

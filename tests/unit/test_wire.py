@@ -165,7 +165,7 @@ def test_a_missing_envelope_field_is_named(field: str) -> None:
     assert refusal(envelope(**{field: ABSENT})) == ("invalid", f"{field}: is required")
 
 
-@pytest.mark.parametrize("field", ["tenantId", "serviceCallId", "dueAt"])
+@pytest.mark.parametrize("field", ["tenantId", "serviceCallId"])
 def test_a_missing_payload_field_is_named(field: str) -> None:
     assert refusal(payload(**{field: ABSENT})) == ("invalid", f"payload.{field}: is required")
 
@@ -178,7 +178,7 @@ def test_null_is_no_value_for_a_required_envelope_field(field: str) -> None:
     assert detail.startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("field", ["tenantId", "serviceCallId", "dueAt"])
+@pytest.mark.parametrize("field", ["tenantId", "serviceCallId"])
 def test_null_is_no_value_for_a_required_payload_field(field: str) -> None:
     kind, detail = refusal(payload(**{field: None}))
 
@@ -512,13 +512,14 @@ def _outcome(message: object) -> str:
 
 
 def test_a_due_time_reached_is_written_with_its_tag_and_without_a_cause() -> None:
-    body = wire.write_due_time_reached(
+    body = wire.write_event(
+        "DueTimeReached",
         message_id=ID,
         timestamp_ms=1_796_115_600_042,
         tenant_id="acme",
         service_call_id="order-42",
         due_at=datetime(2026, 12, 1, 9, tzinfo=UTC),
-        reached_at=datetime(2026, 12, 1, 9, 0, 0, 42_000, tzinfo=UTC),
+        at=datetime(2026, 12, 1, 9, 0, 0, 42_000, tzinfo=UTC),
         generation=2,
         correlation_id="request-ä",
     )
@@ -548,13 +549,14 @@ IDS = st.text(
 
 @given(call=IDS, correlation=st.none() | IDS)
 def test_an_event_is_the_json_that_a_json_library_would_write(call: str, correlation: str | None) -> None:
-    body = wire.write_due_time_reached(
+    body = wire.write_event(
+        "DueTimeReached",
         message_id=ID,
         timestamp_ms=1,
         tenant_id="acme",
         service_call_id=call,
         due_at=datetime(2026, 12, 1, 9, tzinfo=UTC),
-        reached_at=datetime(2026, 12, 1, 10, tzinfo=UTC),
+        at=datetime(2026, 12, 1, 10, tzinfo=UTC),
         generation=1,
         correlation_id=correlation,
     )
@@ -567,13 +569,14 @@ def test_an_event_is_the_json_that_a_json_library_would_write(call: str, correla
 
 
 def test_what_we_write_we_read_again() -> None:
-    body = wire.write_due_time_reached(
+    body = wire.write_event(
+        "DueTimeReached",
         message_id=ID,
         timestamp_ms=1,
         tenant_id="acme",
         service_call_id="order-42",
         due_at=datetime(2026, 12, 1, 9, tzinfo=UTC),
-        reached_at=datetime(2026, 12, 1, 10, tzinfo=UTC),
+        at=datetime(2026, 12, 1, 10, tzinfo=UTC),
         generation=1,
         correlation_id=None,
     )
@@ -613,7 +616,7 @@ def test_a_schedule_timer_is_written_as_it_is_read() -> None:
         timestamp_ms=7,
         tenant_id="acme",
         service_call_id="order-42",
-        due_at=datetime(2026, 12, 1, 9, tzinfo=UTC),
+        wanted=wire.Wanted(dueAt="2026-12-01T09:00:00Z"),  # type: ignore[arg-type]
         correlation_id="request-1",
     )
 
@@ -640,7 +643,7 @@ def test_a_command_without_a_due_time_is_written_as_a_cancel() -> None:
         timestamp_ms=7,
         tenant_id="acme",
         service_call_id="order-42",
-        due_at=None,
+        wanted=None,
         correlation_id=None,
     )
 
@@ -678,7 +681,11 @@ def test_a_trace_that_breaks_its_rules_counts_as_absent(
 
 
 def test_a_schema_names_what_a_call_must_have() -> None:
-    assert json.loads(wire.json_schema(wire.ScheduleRequest))["required"] == ["serviceCallId", "dueAt"]
+    assert json.loads(wire.json_schema(wire.ScheduleRequest))["required"] == ["serviceCallId"]
+    assert json.loads(wire.json_schema(wire.ScheduleRequest))["oneOf"] == [
+        {"required": ["dueAt"]},
+        {"required": ["delayMs"]},
+    ]
 
 
 def test_an_answer_is_written_as_short_as_it_can_be() -> None:

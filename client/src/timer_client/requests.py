@@ -96,7 +96,8 @@ class TimerRequests(BrokerClient):
         check_ids(self.tenant, service_call_id, correlation_id)
         due_at = self._due_at(due)
         if not confirm:
-            return await self._command(service_call_id, due_at, correlation_id)
+            wanted = wire.Wanted.model_construct(due_at=due_at)
+            return await self._command(service_call_id, wanted, correlation_id)
         request = wire.ScheduleRequest.model_construct(
             service_call_id=service_call_id, due_at=due_at, correlation_id=correlation_id
         )
@@ -163,7 +164,7 @@ class TimerRequests(BrokerClient):
         return times.moment("due", due)
 
     async def _command(
-        self, service_call_id: str, due_at: datetime | None, correlation_id: str | None
+        self, service_call_id: str, wanted: wire.Wanted | None, correlation_id: str | None
     ) -> Accepted:
         command_id = new_id()
         body = wire.write_command(
@@ -171,10 +172,10 @@ class TimerRequests(BrokerClient):
             timestamp_ms=now_ms(),
             tenant_id=self.tenant,
             service_call_id=service_call_id,
-            due_at=due_at,
+            wanted=wanted,
             correlation_id=correlation_id,
         )
-        command_type = wire.CANCEL_TIMER if due_at is None else wire.SCHEDULE_TIMER
+        command_type = wire.CANCEL_TIMER if wanted is None else wire.SCHEDULE_TIMER
         acknowledgement = await self._publish(
             self._subjects.command(self.tenant, command_type), body, str(command_id)
         )

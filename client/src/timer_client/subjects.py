@@ -33,9 +33,9 @@ class Subjects:
         """Return where a tenant publishes a command."""
         return f"{self.commands_prefix}{tenant_id}.{command_type}"
 
-    def event(self, tenant_id: str) -> str:
+    def event(self, tenant_id: str, event_type: str = wire.DUE_TIME_REACHED) -> str:
         """Return where a tenant's events appear."""
-        return f"{self.prefix}.events.{tenant_id}.{wire.DUE_TIME_REACHED}"
+        return f"{self.prefix}.events.{tenant_id}.{event_type}"
 
     def events_of(self, tenant_id: str) -> str:
         """Return where a tenant's events of every type appear."""

@@ -4,7 +4,7 @@ Shared by every bus adapter, so that each refuses and accepts exactly the same.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
@@ -12,10 +12,11 @@ from timer_client import wire
 from timer_client.subjects import Subjects
 from timer_service.domain.errors import CommandRefused, RefusalReason
 from timer_service.domain.messages import (
+    EPOCH,
     CancelTimer,
     Command,
     CorrelationId,
-    DueTimeReached,
+    Event,
     Position,
     ScheduleTimer,
     ServiceCallId,
@@ -85,7 +86,17 @@ def decode_carefully(
     service_call = ServiceCallId(payload.service_call_id)
     if isinstance(payload, wire.ScheduleTimerPayload):
         correlation = envelope.correlation_id and CorrelationId(envelope.correlation_id)
-        return ScheduleTimer(tenant_id, service_call, payload.due_at, correlation or None, position, trace)
+        return ScheduleTimer(
+            tenant_id,
+            service_call,
+            # The broker's time of storing: it is the same when the command is delivered again.
+            payload.due_from(EPOCH + timedelta(microseconds=position.stored_us)),
+            correlation or None,
+            position,
+            trace,
+            if_absent=payload.if_absent or False,
+            expires_after_ms=payload.expires_after_ms,
+        )
     return CancelTimer(tenant_id, service_call, position)
 
 
@@ -103,15 +114,16 @@ def _read_subject(subjects: Subjects, subject: str) -> tuple[TenantId, str]:
     return TenantId(tokens[0]), tokens[1]
 
 
-def encode_event(event: DueTimeReached, message_id: str) -> bytes:
+def encode_event(event: Event, message_id: str) -> bytes:
     """Return the envelope of an event; its time of publication is the time it was handled."""
-    return wire.write_due_time_reached(
+    return wire.write_event(
+        type(event).__name__,
         message_id=message_id,
-        timestamp_ms=epoch_ms(event.reached_at),
+        timestamp_ms=epoch_ms(event.at),
         tenant_id=event.tenant_id,
         service_call_id=event.service_call_id,
         due_at=event.due_at,
-        reached_at=event.reached_at,
+        at=event.at,
         generation=event.generation,
         correlation_id=event.correlation_id,
     )
@@ -123,7 +135,7 @@ def read_trace(headers: Mapping[str, str] | None) -> Trace | None:
     return Trace(*found) if found else None
 
 
-def event_headers(event: DueTimeReached, message_id: str) -> dict[str, str]:
+def event_headers(event: Event, message_id: str) -> dict[str, str]:
     """Return the headers of an event: its own id, and the trace of its command."""
     headers = {"Nats-Msg-Id": message_id}
     if event.trace is not None:
@@ -146,6 +158,8 @@ def timer_view(timer: Timer) -> wire.TimerView:
         correlation_id=timer.correlation_id,
         reached_at=timer.reached_at,
         cancelled_at=timer.cancelled_at,
+        expires_after_ms=timer.expires_after_ms,
+        expired_at=timer.expired_at,
         traceparent=timer.trace.parent if timer.trace else None,
     )
 

@@ -134,7 +134,15 @@ async def _schedule(timers: Timers, asked: Asked) -> Answer:
     assert isinstance(request, wire.ScheduleRequest)
     correlation = None if request.correlation_id is None else CorrelationId(request.correlation_id)
     name = ServiceCallId(request.service_call_id)
-    settled = await timers.schedule(asked.tenant_id, name, request.due_at, correlation, asked.trace)
+    settled = await timers.schedule(
+        asked.tenant_id,
+        name,
+        request.due_from(timers.now()),
+        correlation,
+        asked.trace,
+        if_absent=request.if_absent or False,
+        expires_after_ms=request.expires_after_ms,
+    )
     return _settled(wire.ScheduleAnswer, settled.outcome, settled.timer)
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from timer_service.domain.epochs import newest_position
-from timer_service.domain.messages import DueTimeReached, Position, TenantId
+from timer_service.domain.messages import Event, Position, TenantId
 from timer_service.ports.command_source import Backlog, CommandBatch
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.stream_epochs import StreamEpochs
@@ -50,7 +50,7 @@ class NoEventSink:
 
     problem = None
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         """Reject every event, so that timers with a callback beside it are not held up."""
         return [_NOWHERE] * len(events)
 

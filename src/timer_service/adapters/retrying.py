@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,9 +11,10 @@ from typing import TypeVar
 import structlog
 
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import GivenUp, TransientError
-from timer_service.domain.messages import Command, DueTimeReached, ServiceCallId, TenantId
-from timer_service.domain.timer import DueTimer, Outcome, Timer
+from timer_service.domain.messages import Command, Event, ServiceCallId, TenantId, TimerKey
+from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
@@ -153,5 +154,8 @@ class _RetryingClaim:
     def more(self) -> bool:
         return self._claim.more
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
+        return await self._claim.settle(timers, verdict)
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         return await self._store.retry("mark", lambda: self._claim.mark_reached(events))

@@ -5,9 +5,10 @@ from typing import Any, Final, Protocol
 
 from timer_client.wire import format_time
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.messages import CorrelationId, Position, ServiceCallId, TenantId, Trace
-from timer_service.domain.timer import DueTimer, Timer, TimerState
+from timer_service.domain.timer import Timer, TimerState
 
 COLUMNS: Final[dict[str, type]] = {
     "tenant_id": str,
@@ -31,10 +32,19 @@ COLUMNS: Final[dict[str, type]] = {
     "trace_stream_sequence": int,
     "sink": int,
     "callback_revision": int,
+    "first_stream_created_us": int,
+    "first_stream_sequence": int,
+    "first_if_absent": int,
+    "expires_after_ms": int,
+    "expired_at": datetime,
+    "verdict": str,
 }
 """The columns of a timer, in the order of `row` and `timer`, and what each holds."""
 TIMER_COLUMNS: Final = ", ".join(COLUMNS)
-DUE_COLUMNS: Final = "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate"
+DUE_COLUMNS: Final = (
+    "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate, "
+    "expires_after_ms, verdict"
+)
 """What a statement lists of a due timer, in the order of `due_timer`."""
 EPOCH_COLUMNS: Final = "epoch, stream_created_us, after_sequence, after_us, last_sequence, last_stored_us"
 """What a statement lists of an epoch, in the order of `StreamEpoch`."""
@@ -98,6 +108,11 @@ def row(timer: Timer) -> tuple[Any, ...]:
         *_where_older(timer.trace_position, timer.position),
         timer.sink.value,
         timer.callback_revision,
+        *_where_older(timer.first_position, timer.position),
+        1 if timer.first_if_absent else None,
+        timer.expires_after_ms,
+        text(timer.expired_at) if timer.expired_at else None,
+        timer.verdict.value if timer.verdict else None,
     )
 
 
@@ -123,6 +138,11 @@ def timer(row: Row) -> Timer:
         trace_position=None if row[11] is None else _or_newest(row[17], row[18], position),
         sink=Sink(row[19]),
         callback_revision=row[20],
+        first_position=None if row[21] is None else Position(row[21], row[22]),
+        first_if_absent=row[23] is not None,
+        expires_after_ms=row[24],
+        expired_at=moment(row[25]),
+        verdict=_state(row[26]),
     )
 
 
@@ -137,6 +157,8 @@ def due_timer(row: Row) -> DueTimer:
         generation=row[3],
         correlation_id=None if row[4] is None else CorrelationId(row[4]),
         trace=_trace(row[5], row[6]),
+        expires_after_ms=row[7],
+        verdict=_state(row[8]),
     )
 
 
@@ -161,6 +183,10 @@ def _where_older(position: Position | None, newest: Position) -> tuple[int | Non
 
 def _or_newest(stream_created_us: int | None, sequence: int | None, newest: Position) -> Position:
     return newest if stream_created_us is None or sequence is None else Position(stream_created_us, sequence)
+
+
+def _state(value: str | None) -> TimerState | None:
+    return None if value is None else TimerState(value)
 
 
 def _trace(parent: str | None, state: str | None) -> Trace | None:

@@ -180,8 +180,8 @@ def open_delivery(event: DueTimeReached, callback: Callback) -> Delivery:
         state=DeliveryState.WAITING,
         origin=callback.origin,
         due_at=event.due_at,
-        opened_at=event.reached_at,
-        next_attempt_at=event.reached_at,
+        opened_at=event.at,
+        next_attempt_at=event.at,
         expires_after=callback.expires_after,
     )
 

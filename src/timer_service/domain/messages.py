@@ -62,6 +62,10 @@ class ScheduleTimer(Keyed):
     trace: Trace | None = None
     callback: Callback | NoCallback | None = None
     """How to fire over HTTP; None leaves it as it is, which is on the bus for a new timer."""
+    if_absent: bool = False
+    """Whether it counts only if there is no such timer, in whatever state."""
+    expires_after_ms: int | None = None
+    """How long after the due time its event is still of use; None if forever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +81,43 @@ Command = ScheduleTimer | CancelTimer
 
 
 @dataclass(frozen=True, slots=True)
-class DueTimeReached(Keyed):
-    """The due time of one generation of a timer was reached."""
+class _Firing(Keyed):
+    """What one generation of a timer came to."""
 
     tenant_id: TenantId
     service_call_id: ServiceCallId
     due_at: datetime
-    reached_at: datetime
+    at: datetime
+    """When it was handled."""
     generation: int
     correlation_id: CorrelationId | None
     trace: Trace | None = None
 
+
+class DueTimeReached(_Firing):
+    """The due time of one generation of a timer was reached."""
+
+    __slots__ = ()
+
     @property
     def id(self) -> UUID:
-        """Return the one id of this firing, the same however often it is published."""
+        """The one id of this firing, the same however often it is published."""
         return firing_id(self.tenant_id, self.service_call_id, self.generation, self.due_at)
+
+
+class TimerExpired(_Firing):
+    """The due time was reached, but its event could only go out when it was of no use any more."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> UUID:
+        """The one id of this expiry: not that of the firing in whose place it stands."""
+        return expiry_id(self.tenant_id, self.service_call_id, self.generation, self.due_at)
+
+
+Event = DueTimeReached | TimerExpired
+"""Never both for one generation."""
 
 
 def epoch_ms(moment: datetime) -> int:
@@ -103,7 +129,16 @@ def firing_id(tenant_id: TenantId, service_call_id: ServiceCallId, generation: i
     """Derive the UUIDv7 of a firing: its due time in front, a hash of its identity behind."""
     due_ms = epoch_ms(due_at)
     # Neither id can hold a line break, so two different firings never hash the same text.
-    identity = f"{tenant_id}\n{service_call_id}\n{generation}\n{due_ms}"
+    return _derived_id(due_ms, f"{tenant_id}\n{service_call_id}\n{generation}\n{due_ms}")
+
+
+def expiry_id(tenant_id: TenantId, service_call_id: ServiceCallId, generation: int, due_at: datetime) -> UUID:
+    """Derive the UUIDv7 of an expiry: as that of a firing, with one line more in its identity."""
+    due_ms = epoch_ms(due_at)
+    return _derived_id(due_ms, f"{tenant_id}\n{service_call_id}\n{generation}\n{due_ms}\nTimerExpired")
+
+
+def _derived_id(due_ms: int, identity: str) -> UUID:
     chance = int.from_bytes(sha256(identity.encode()).digest()[:10], "big")
     rand_a, rand_b = chance >> 68, chance & ((1 << 62) - 1)
     return UUID(int=max(due_ms, 0) << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b)

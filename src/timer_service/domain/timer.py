@@ -5,32 +5,36 @@
 Scheduled ── schedule ──▶ Scheduled     next generation where the due time differs
 Scheduled ── cancel ────▶ Cancelled
 Scheduled ── reached ───▶ Reached       final
+Scheduled ── expired ───▶ Expired       final: its event would have come too late to be of use
 Cancelled ── schedule ──▶ Scheduled     next generation
 
 State, due time, correlation id and trace are set by the newest command that says anything about them,
 in whatever order commands come. The generation counts what this timer has seen of that.
 
+A schedule "if absent" counts only as the oldest command of its timer: it is dropped where there is an older
+one, and what it has set is taken back when an older one comes in after it.
+
 Commands of the stream are applied, requests are decided: two ways to the same transitions.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from timer_service.domain.callback import Callback, NoCallback, Sink
+from timer_service.domain.callback import NoCallback, Sink
 from timer_service.domain.messages import (
     CancelTimer,
     Command,
     CorrelationId,
-    DueTimeReached,
+    Event,
     Keyed,
     Position,
     ScheduleTimer,
     ServiceCallId,
     TenantId,
-    TimerKey,
+    TimerExpired,
     Trace,
 )
 
@@ -41,6 +45,7 @@ class TimerState(StrEnum):
     SCHEDULED = "Scheduled"
     REACHED = "Reached"
     CANCELLED = "Cancelled"
+    EXPIRED = "Expired"
 
 
 class Outcome(StrEnum):
@@ -52,6 +57,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     ALREADY_CANCELLED = "already_cancelled"
     ALREADY_REACHED = "already_reached"
+    ALREADY_EXPIRED = "already_expired"
     NOT_FOUND = "not_found"
     """A cancel of a timer that was never scheduled; it is remembered."""
     SUPERSEDED = "superseded"
@@ -60,8 +66,8 @@ class Outcome(StrEnum):
     """A request that came when the timer was due: whether its event is out is not known yet."""
 
 
-_SETS_A_DUE_TIME: Final = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
-_TAKES_A_CALLBACK: Final = _SETS_A_DUE_TIME | {Outcome.UNCHANGED}
+FINAL: Final = {TimerState.REACHED: Outcome.ALREADY_REACHED, TimerState.EXPIRED: Outcome.ALREADY_EXPIRED}
+"""States that nothing changes any more, and what a command for such a timer does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Timer(Keyed):
     """The newest command that was applied: it has set the state."""
     trace: Trace | None = None
     due_position: Position | None = None
-    """The command that has set the due time; None if there is none."""
+    """The command that has set the due time and the time to expire; None if there is none."""
     correlation_position: Position | None = None
     """The command that has set the correlation id."""
     trace_position: Position | None = None
@@ -91,30 +97,20 @@ class Timer(Keyed):
     sink: Sink = Sink.BUS
     callback_revision: int = 0
     """Counts the callbacks that this timer has had."""
+    first_position: Position | None = field(default=None, compare=False)
+    """The oldest command that was applied; None if it is the newest as well."""
+    first_if_absent: bool = False
+    """Whether the oldest command counts only as long as there is no older one."""
+    expires_after_ms: int | None = None
+    """How long after the due time the event is still of use; None if forever."""
+    expired_at: datetime | None = None
+    verdict: TimerState | None = None
+    """Of a timer that can expire: which event may be out for this generation; None if neither."""
 
-
-@dataclass(frozen=True, slots=True)
-class DueTimer(Keyed):
-    """What firing needs of a due timer."""
-
-    tenant_id: TenantId
-    service_call_id: ServiceCallId
-    due_at: datetime
-    generation: int
-    correlation_id: CorrelationId | None
-    trace: Trace | None = None
-
-    def reached(self, at: datetime) -> DueTimeReached:
-        """Return the event of this firing."""
-        return DueTimeReached(
-            self.tenant_id,
-            self.service_call_id,
-            self.due_at,
-            at,
-            self.generation,
-            self.correlation_id,
-            self.trace,
-        )
+    @property
+    def oldest(self) -> Position:
+        """The position of the oldest command that was applied."""
+        return self.first_position or self.position
 
 
 Rule = Callable[[Timer | None, Command, datetime], tuple[Timer, Outcome]]
@@ -125,8 +121,12 @@ def apply(timer: Timer | None, command: Command, now: datetime) -> tuple[Timer, 
     """Return the timer as it is after a command of the stream, and what the command did."""
     if timer is None:
         return _first(command, now)
-    if timer.state is TimerState.REACHED:
-        return timer, Outcome.ALREADY_REACHED
+    if timer.state in FINAL:
+        return timer, FINAL[timer.state]
+    if command.position < timer.oldest:
+        return _precede(timer, command, now)
+    if _is_conditional(command):
+        return timer, _as_it_is(timer)
     if command.position > timer.position:
         return _change(timer, command, now)
     return _complete(timer, command), Outcome.SUPERSEDED
@@ -136,55 +136,48 @@ def decide(timer: Timer | None, request: Command, now: datetime) -> tuple[Timer,
     """Return the timer as it is after a request, whose sender waits for the answer, and what it did.
 
     A request has the position of the newest command at its time, and counts as newer than that one. One that
-    was overtaken all the same changes nothing: it comes again.
+    was overtaken all the same changes nothing: it comes again. What it did stands: no command that is older
+    takes it back.
     """
     if timer is None:
-        return _first(request, now)
-    if timer.state is TimerState.REACHED:
-        return timer, Outcome.ALREADY_REACHED
-    if request.position < timer.position:
+        first, outcome = _first(request, now)
+        return replace(first, first_if_absent=False), outcome
+    if timer.state in FINAL:
+        return timer, FINAL[timer.state]
+    is_conditional = _is_conditional(request)
+    if request.position < timer.position and not is_conditional:
         return timer, Outcome.SUPERSEDED
     if _is_due(timer, now):
         return timer, Outcome.DUE
-    return _change(timer, request, now)
+    if is_conditional:
+        return timer, _as_it_is(timer)
+    changed, outcome = _change(timer, request, now)
+    return replace(
+        changed, first_if_absent=timer.first_if_absent and timer.oldest < request.position
+    ), outcome
 
 
-def nearest_due_at(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> datetime | None:
-    """Return the earliest due time that some commands have set."""
-    due_times = (
-        command.due_at
-        for command, outcome in zip(commands, outcomes, strict=True)
-        if outcome in _SETS_A_DUE_TIME and isinstance(command, ScheduleTimer)
-    )
-    return min(due_times, default=None)
-
-
-def accepted_callbacks(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> dict[TimerKey, Callback]:
-    """Return the callbacks that some commands have given to their timers."""
-    targets = _accepted_targets(commands, outcomes)
-    return {key: target for key, target in targets if isinstance(target, Callback)}
-
-
-def dropped_callbacks(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> list[TimerKey]:
-    """Return the timers whose callbacks some commands have taken away."""
-    return [key for key, target in _accepted_targets(commands, outcomes) if isinstance(target, NoCallback)]
-
-
-def _accepted_targets(
-    commands: Sequence[Command], outcomes: Sequence[Outcome]
-) -> list[tuple[TimerKey, Callback | NoCallback | None]]:
-    return [
-        (command.key, command.callback)
-        for command, outcome in zip(commands, outcomes, strict=True)
-        if isinstance(command, ScheduleTimer) and outcome in _TAKES_A_CALLBACK
-    ]
-
-
-def mark_reached(timer: Timer, generation: int, at: datetime) -> Timer:
-    """Return the timer as reached, or as it is if that generation no longer stands."""
-    if timer.state is not TimerState.SCHEDULED or timer.generation != generation:
+def mark(timer: Timer, event: Event) -> Timer:
+    """Return the timer as reached or expired, or as it is if that generation no longer stands."""
+    if timer.state is not TimerState.SCHEDULED or timer.generation != event.generation:
         return timer
-    return replace(timer, state=TimerState.REACHED, reached_at=at)
+    if isinstance(event, TimerExpired):
+        return replace(timer, state=TimerState.EXPIRED, expired_at=event.at)
+    return replace(timer, state=TimerState.REACHED, reached_at=event.at)
+
+
+def state_of(event: Event) -> TimerState:
+    """Return the state of a timer whose event is out."""
+    return TimerState.EXPIRED if isinstance(event, TimerExpired) else TimerState.REACHED
+
+
+def _is_conditional(command: Command) -> bool:
+    return isinstance(command, ScheduleTimer) and command.if_absent
+
+
+def _as_it_is(timer: Timer) -> Outcome:
+    is_cancelled = timer.state is TimerState.CANCELLED
+    return Outcome.ALREADY_CANCELLED if is_cancelled else Outcome.UNCHANGED
 
 
 def _is_due(timer: Timer, now: datetime) -> bool:
@@ -211,6 +204,8 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
             correlation_position=None if correlation_id is None else at,
             trace_position=None if trace is None else at,
             **_target(command),
+            first_if_absent=command.if_absent,
+            expires_after_ms=command.expires_after_ms,
         ), Outcome.SCHEDULED
     # A cancel of an unknown timer is remembered: the schedule that it overtook must not fire.
     return Timer(
@@ -235,16 +230,17 @@ def _change(timer: Timer, command: Command, now: datetime) -> tuple[Timer, Outco
 
 def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
     again = timer.state is TimerState.CANCELLED
-    moved = again or timer.due_at != command.due_at
+    values = _values(command)
+    moved = again or _moves(timer, values)
     scheduled = replace(
         timer,
-        **_values(command),
         **_target(command, timer.callback_revision),
+        **values,
+        **(_next_generation(timer) if moved else {}),
         state=TimerState.SCHEDULED,
-        generation=timer.generation + 1 if moved else timer.generation,
         cancelled_at=None,
         # Even if nothing else changes: a command that this one overtook must not undo it.
-        position=command.position,
+        **_newest(timer, command.position),
     )
     if again:
         return scheduled, Outcome.SCHEDULED
@@ -252,10 +248,39 @@ def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
 
 
 def _cancel(timer: Timer, command: CancelTimer, now: datetime) -> tuple[Timer, Outcome]:
+    newest = _newest(timer, command.position)
     if timer.state is TimerState.CANCELLED:
-        return replace(timer, position=command.position), Outcome.ALREADY_CANCELLED
-    cancelled = replace(timer, state=TimerState.CANCELLED, cancelled_at=now, position=command.position)
-    return cancelled, Outcome.CANCELLED
+        return replace(timer, **newest), Outcome.ALREADY_CANCELLED
+    return replace(timer, state=TimerState.CANCELLED, cancelled_at=now, **newest), Outcome.CANCELLED
+
+
+def _newest(timer: Timer, position: Position) -> dict[str, Any]:
+    return {"position": position, "first_position": None if timer.oldest == position else timer.oldest}
+
+
+def _precede(timer: Timer, command: Command, now: datetime) -> tuple[Timer, Outcome]:
+    """Return the timer after a command that is older than all that were applied."""
+    if_absent = _is_conditional(command)
+    if timer.first_if_absent:
+        is_alone = timer.first_position is None
+        timer = _without_oldest(timer)
+        if is_alone:
+            changed, outcome = _change(timer, command, now)
+            return replace(changed, first_position=None, first_if_absent=if_absent), outcome
+    completed = replace(_complete(timer, command), first_position=command.position, first_if_absent=if_absent)
+    return completed, Outcome.SUPERSEDED
+
+
+def _without_oldest(timer: Timer) -> Timer:
+    """Return the timer without what its oldest command has set, except for the state."""
+    gone: dict[str, Any] = {}
+    if timer.due_position == timer.oldest:
+        gone |= {"due_at": None, "due_position": None, "expires_after_ms": None}
+    if timer.correlation_position == timer.oldest:
+        gone |= {"correlation_id": None, "correlation_position": None}
+    if timer.trace_position == timer.oldest:
+        gone |= {"trace": None, "trace_position": None}
+    return replace(timer, **gone)
 
 
 def _complete(timer: Timer, command: Command) -> Timer:
@@ -265,8 +290,17 @@ def _complete(timer: Timer, command: Command) -> Timer:
     values = _values(command, timer.due_position, timer.correlation_position, timer.trace_position)
     if not values:
         return timer
-    moved = values.get("due_at", timer.due_at) != timer.due_at
-    return replace(timer, **values, generation=timer.generation + 1 if moved else timer.generation)
+    return replace(timer, **values, **(_next_generation(timer) if _moves(timer, values) else {}))
+
+
+def _moves(timer: Timer, values: dict[str, Any]) -> bool:
+    """Return whether values of a command make another firing: an event that is out is not theirs."""
+    before = (timer.due_at, timer.expires_after_ms)
+    return before != (values.get("due_at", before[0]), values.get("expires_after_ms", before[1]))
+
+
+def _next_generation(timer: Timer) -> dict[str, Any]:
+    return {"generation": timer.generation + 1, "verdict": None}
 
 
 def _target(command: ScheduleTimer, revision: int = 0) -> dict[str, Any]:
@@ -288,7 +322,8 @@ def _values(
     at = command.position
     values: dict[str, Any] = {}
     if due is None or at > due:
-        values |= {"due_at": command.due_at, "due_position": at}
+        values |= {"due_at": command.due_at, "expires_after_ms": command.expires_after_ms}
+        values["due_position"] = at
     if command.correlation_id is not None and (correlation is None or at > correlation):
         values |= {"correlation_id": command.correlation_id, "correlation_position": at}
     if command.trace is not None and (trace is None or at > trace):

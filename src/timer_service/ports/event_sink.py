@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.messages import Event
 
 
 class Published(Enum):
@@ -39,7 +39,7 @@ class EventSink(Protocol):
         """Why no event can be sent now; None if all is well."""
         ...
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         """Publish events, each under its own id, and return what became of each, in the same order.
 
         Publishing an event again is harmless: its id is the same. Raises BusUnavailable with nothing sent.

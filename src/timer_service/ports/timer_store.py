@@ -1,21 +1,22 @@
 """Where timers are kept, as the core sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import (
     Command,
     CorrelationId,
-    DueTimeReached,
+    Event,
     ServiceCallId,
     TenantId,
     TimerKey,
 )
-from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.domain.timer import Outcome, Timer, TimerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,16 @@ class Claim(Protocol):
         """Whether more timers were due than the claim holds."""
         ...
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
-        """Mark, in one transaction, each timer whose published generation still stands.
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
+        """Keep, durably, which event the firing of these timers gets: before it is published.
+
+        None takes that back, of events that the broker did not get. Returns who of the whole claim may still
+        be published: the others were changed or taken over meanwhile. Raises TransientError.
+        """
+        ...
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
+        """Mark, in one transaction, each timer whose published generation still stands, by its event.
 
         For timers that fire over HTTP the same transaction opens their deliveries. Returns how many were
         marked. A timer that was rescheduled or cancelled meanwhile is left as it is. Repeating it changes
@@ -146,7 +155,7 @@ class TimerStore(Protocol):
         ...
 
     async def purge(self, ended_before: datetime, limit: int) -> int:
-        """Delete up to `limit` timers that were reached or cancelled before a moment, oldest first.
+        """Delete up to `limit` timers that ended before a moment, oldest first.
 
         With all that is kept of their callbacks; one whose callback waits for delivery stays. Returns how
         many were deleted. Space that becomes free is used again.

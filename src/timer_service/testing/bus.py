@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from timer_client import wire
 from timer_client.subjects import StreamNames, Subjects
 from timer_service.adapters import codec
 from timer_service.domain.errors import BusUnavailable, CommandRefused
-from timer_service.domain.messages import Command, DueTimeReached, Position, TenantId
+from timer_service.domain.messages import EPOCH, Command, Event, Position, TenantId
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import Backlog, Refusal
 from timer_service.ports.event_sink import Published, PublishResult
@@ -21,8 +22,12 @@ MAX_LETTER_BYTES: Final = 1_000_000
 class _Message:
     subject: str
     body: bytes
-    sequence: int
+    position: Position
     deliveries: int = 0
+
+    @property
+    def sequence(self) -> int:
+        return self.position.sequence
 
 
 @dataclass(slots=True)
@@ -56,7 +61,9 @@ class MemoryEventBus:
     def send(self, subject: str, body: bytes) -> int:
         """Put a message into the command stream and return its sequence."""
         self._last_sequence += 1
-        message = _Message(subject, body, self._last_sequence)
+        stored_us = (self.clock.now() - EPOCH) // timedelta(microseconds=1)
+        position = Position(self.stream_created_us, self._last_sequence, stored_us)
+        message = _Message(subject, body, position)
         self.pending[message.sequence] = message
         self._queue.put_nowait(message)
         return message.sequence
@@ -115,14 +122,14 @@ class MemoryEventBus:
             messages.append(self._queue.get_nowait())
         return _MemoryBatch(self, messages)
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         """Keep each event once by its id."""
         if not self.connected:
             raise BusUnavailable("the broker is away")
         return [self._publish(event) for event in events]
 
-    def _publish(self, event: DueTimeReached) -> PublishResult:
-        subject = self.subjects.event(event.tenant_id)
+    def _publish(self, event: Event) -> PublishResult:
+        subject = self.subjects.event(event.tenant_id, type(event).__name__)
         if subject in self.rejected_subjects:
             return PublishResult(Published.REJECTED, "no stream takes this subject")
         if self.events_full:
@@ -141,10 +148,9 @@ class _MemoryBatch:
         self.redelivered = sum(message.deliveries > 0 for message in messages)
         for message in messages:
             message.deliveries += 1
-            position = Position(bus.stream_created_us, message.sequence)
             try:
                 self.commands.append(
-                    codec.decode_command(bus.subjects, message.subject, message.body, position)
+                    codec.decode_command(bus.subjects, message.subject, message.body, message.position)
                 )
                 self._accepted.append(message)
             except CommandRefused as error:

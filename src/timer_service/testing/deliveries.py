@@ -6,7 +6,7 @@ from datetime import datetime
 from timer_service.domain import delivery as rules
 from timer_service.domain.callback import Callback
 from timer_service.domain.delivery import KEPT_ATTEMPTS, Attempt, Delivery, DeliveryState
-from timer_service.domain.messages import DueTimeReached, TimerKey
+from timer_service.domain.messages import DueTimeReached, Event, TimerKey
 from timer_service.domain.timer import Timer
 from timer_service.ports.delivery_store import (
     CallbackRecord,
@@ -30,9 +30,10 @@ class MemoryDeliveries:
         self.kept: dict[TimerKey, Delivery] = {}
         self._attempts: dict[TimerKey, dict[int, Attempt]] = {}
 
-    def open(self, event: DueTimeReached) -> None:
-        """Open the delivery of a timer that has just been marked, if it fires over HTTP."""
-        if (callback := self.callbacks.get(event.key)) is not None:
+    def open(self, event: Event) -> None:
+        """Open the delivery of a timer that was just marked as reached, if it fires over HTTP."""
+        callback = self.callbacks.get(event.key)
+        if callback is not None and isinstance(event, DueTimeReached):
             self.kept.setdefault(event.key, rules.open_delivery(event, callback))
 
     def is_waiting(self, key: TimerKey) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from timer_service.adapters.nats.client import Outgoing
 from timer_service.adapters.nats.sink import NatsEventSink
 from timer_service.adapters.system import chance
-from timer_service.domain.messages import EPOCH, DueTimeReached
+from timer_service.domain.messages import EPOCH, Event
 from timer_service.ports.event_sink import PublishResult
 
 MAX_LATE: Final = 1_000
@@ -29,7 +29,7 @@ class HostileEventSink(NatsEventSink):
         self._late: list[Outgoing] = []
         self._copies = 0
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         """Publish each event, and whatever may come beside it; only the event itself has to arrive."""
         messages = [self.outgoing(event) for event in events]
         beside = [self._copy(message) for message in messages]
@@ -48,7 +48,7 @@ class HostileEventSink(NatsEventSink):
         return message._replace(headers=headers)
 
 
-def _stale(event: DueTimeReached) -> DueTimeReached:
+def _stale(event: Event) -> Event:
     """Return the firing of the due time before: it was on its way when the timer was moved."""
     due_at = event.due_at - _MILLISECOND if event.due_at > EPOCH else event.due_at
     return replace(event, generation=event.generation - 1, due_at=due_at)

@@ -9,9 +9,11 @@ from itertools import chain, zip_longest
 
 from timer_service.domain import timer as rules
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.epochs import StreamEpoch, newest_by_epoch
-from timer_service.domain.messages import Command, DueTimeReached, ServiceCallId, TenantId, TimerKey
-from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.domain.messages import Command, Event, ServiceCallId, TenantId, TimerKey
+from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks
+from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
     Claim,
@@ -55,8 +57,8 @@ class MemoryTimerStore:
             outcome = Outcome.DUE
             if key not in self._claimed:
                 self.timers[key], outcome = rules.decide(self.timers.get(key), request, now)
-                self.deliveries.callbacks |= rules.accepted_callbacks([request], [outcome])
-                self.deliveries.forget(rules.dropped_callbacks([request], [outcome]))
+                self.deliveries.callbacks |= accepted_callbacks([request], [outcome])
+                self.deliveries.forget(dropped_callbacks([request], [outcome]))
                 self._advance_epochs([request])
             decided.append(Decided(outcome, None if outcome is Outcome.DUE else self.timers[key]))
         return decided
@@ -86,7 +88,16 @@ class MemoryTimerStore:
         """Return what is due, in turns between tenants if it is more than the limit."""
         due = sorted(
             (
-                DueTimer(t.tenant_id, t.service_call_id, t.due_at, t.generation, t.correlation_id, t.trace)
+                DueTimer(
+                    t.tenant_id,
+                    t.service_call_id,
+                    t.due_at,
+                    t.generation,
+                    t.correlation_id,
+                    t.trace,
+                    t.expires_after_ms,
+                    t.verdict,
+                )
                 for key, t in self.timers.items()
                 if t.state is TimerState.SCHEDULED and t.due_at is not None and t.due_at <= now
                 if t.sink is sink and t.tenant_id not in held_back.tenants
@@ -142,7 +153,7 @@ class MemoryTimerStore:
 
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete a bounded number of timers that ended before a moment."""
-        ended = [(t.reached_at or t.cancelled_at, key) for key, t in self.timers.items()]
+        ended = [(t.reached_at or t.cancelled_at or t.expired_at, key) for key, t in self.timers.items()]
         old = sorted(
             (at, key)
             for at, key in ended
@@ -174,14 +185,25 @@ class _MemoryClaim:
     timers: Sequence[DueTimer]
     more: bool
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
+        every = self._deliveries.timers
+        ours = {timer.key for timer in self.timers}
+        for timer in timers:
+            kept = every.get(timer.key)
+            if kept and kept.state is TimerState.SCHEDULED and kept.generation == timer.generation:
+                every[timer.key] = replace(kept, verdict=verdict)
+            else:
+                ours.discard(timer.key)
+        return ours
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         marked = 0
         timers = self._deliveries.timers
         for event in events:
             key = event.key
             before = timers.get(key)
             if before is not None:
-                timers[key] = rules.mark_reached(before, event.generation, event.reached_at)
+                timers[key] = rules.mark(before, event)
                 if timers[key] is not before:
                     marked += 1
                     self._deliveries.open(event)

@@ -12,8 +12,8 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import TenantId
-from timer_service.domain.timer import DueTimer
 from timer_service.ports.command_source import Backlog
 from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.unanswered import Unanswered

@@ -1,12 +1,14 @@
 """Tell the world that due times were reached."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import BusUnavailable
-from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.messages import Event, TimerKey
+from timer_service.domain.timer import TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.event_sink import EventSink, Published, PublishResult
@@ -15,6 +17,7 @@ from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
 
 _NO_CHANGE = HoldBackChange(held=0, freed=0)
+_NOT_PUBLISHED = frozenset({Published.REJECTED, Published.STREAM_REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,8 @@ class FireReport:
     """What one batch of due timers came to."""
 
     looked_at: datetime
-    confirmed: Sequence[DueTimeReached]
-    failed: Sequence[tuple[DueTimeReached, PublishResult]]
+    confirmed: Sequence[Event]
+    failed: Sequence[tuple[Event, PublishResult]]
     confirmed_at: datetime
     hold_back: HoldBackChange
     catch_up: CatchUpChange
@@ -82,9 +85,8 @@ async def publish_due_timers(
     async with store.claim_due(waits.due_by, hold_back.at_once(limit), passed_over) as claim:
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
         # Not the time of the look: what came in since is among them. Nor earlier, if the clock was set back.
-        reached_at = max(now, clock.now())
-        events = [timer.reached(reached_at) for timer in claim.timers if waits.lets(timer)]
-        results = await sink.publish(events) if events else []
+        at = max(now, clock.now())
+        events, results, lost = await _publish(claim, waits, sink, at)
         answers = list(zip(events, results, strict=True))
         report = FireReport(
             looked_at=now,
@@ -97,9 +99,48 @@ async def publish_due_timers(
             else hold_back.record(events, results, confirmed_at),
             catch_up=caught_up,
             disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
-            more=claim.more,
+            more=claim.more or lost,
         )
         yield PublishedBatch(report, claim)
+
+
+async def _publish(
+    claim: Claim, waits: Waits, sink: EventSink, now: datetime
+) -> tuple[list[Event], list[PublishResult], bool]:
+    """Publish the event of each timer that need not wait; also say whether some were not ours any more."""
+    timers = [timer for timer in claim.timers if waits.lets(timer)]
+    verdicts = {timer.key: timer.judged(now) for timer in timers}
+    # Before publishing: whoever repeats this, however late, repeats the same event.
+    undecided = [t for t in timers if t.expires_after_ms is not None and t.verdict is None]
+    if sink.problem is not None:
+        undecided = []  # Nothing is sent.
+    ours = await _settle(claim, undecided, verdicts)
+    events = [timer.event(verdicts[timer.key], now) for timer in timers if timer.key in ours]
+    try:
+        results = await sink.publish(events) if events else []
+    except BusUnavailable:
+        await _take_back(claim, undecided)
+        raise
+    refused = {e.key for e, r in zip(events, results, strict=True) if r.outcome in _NOT_PUBLISHED}
+    await _take_back(claim, [timer for timer in undecided if timer.key in refused])
+    return events, results, len(events) < len(timers)
+
+
+async def _settle(
+    claim: Claim, timers: Sequence[DueTimer], verdicts: Mapping[TimerKey, TimerState]
+) -> Collection[TimerKey]:
+    """Keep which event each of these timers gets; return who may be published."""
+    ours = set(verdicts)
+    for verdict in (TimerState.REACHED, TimerState.EXPIRED):
+        if of_verdict := [timer for timer in timers if verdicts[timer.key] is verdict]:
+            ours &= set(await claim.settle(of_verdict, verdict))
+    return ours
+
+
+async def _take_back(claim: Claim, timers: Sequence[DueTimer]) -> None:
+    """Forget the verdict on timers whose event the broker certainly does not have: it may expire yet."""
+    if timers:
+        await claim.settle(timers, None)
 
 
 async def next_look(

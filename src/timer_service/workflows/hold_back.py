@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from timer_service.domain.messages import DueTimeReached, TenantId, TimerKey
+from timer_service.domain.messages import Event, TenantId, TimerKey
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.timer_store import HeldBack
 
@@ -19,7 +19,7 @@ TENANT_FAILURES = 10
 PROBE_TIMERS = 100
 """Timers that are tried at once while the stream takes nothing."""
 
-_Answer = tuple[DueTimeReached, Published]
+_Answer = tuple[Event, Published]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class HoldBack:
         )
 
     def record(
-        self, events: Sequence[DueTimeReached], results: Sequence[PublishResult], now: datetime
+        self, events: Sequence[Event], results: Sequence[PublishResult], now: datetime
     ) -> "HoldBackChange":
         """Learn from one batch: success frees a timer and its tenant, failure pauses them."""
         self._held = self._freed = 0
@@ -139,9 +139,7 @@ class HoldBack:
             return
         self._pause_timers(failed, now)
 
-    def _pause_timers(
-        self, failed: list[DueTimeReached], now: datetime, at_least: timedelta = FIRST_PAUSE
-    ) -> None:
+    def _pause_timers(self, failed: list[Event], now: datetime, at_least: timedelta = FIRST_PAUSE) -> None:
         for event in failed:
             self._pause(event.key, now, at_least)
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from timer_service.domain.timer import Outcome, nearest_due_at
+from timer_service.domain.outcomes import nearest_due_at
+from timer_service.domain.timer import Outcome
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandBatch, Refusal
 from timer_service.ports.timer_store import TimerStore

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import Field, ValidationError
 
-from timer_client.wire.json import read_object, write_json
+from timer_client.wire.json import fields_of, read_object, write_json
 from timer_client.wire.rules import (
     CorrelationText,
     Model,
@@ -23,11 +23,14 @@ from timer_client.wire.rules import (
     format_time,
     quoted,
 )
+from timer_client.wire.wanted import Wanted
 
 SCHEDULE_TIMER: Final = "ScheduleTimer"
 CANCEL_TIMER: Final = "CancelTimer"
 DUE_TIME_REACHED: Final = "DueTimeReached"
+TIMER_EXPIRED: Final = "TimerExpired"
 COMMAND_TYPES: Final = (SCHEDULE_TIMER, CANCEL_TIMER)
+EVENT_TYPES: Final = (DUE_TIME_REACHED, TIMER_EXPIRED)
 
 _json_string: Final = json.encoder.encode_basestring
 _LAST_MS_OF_9999: Final = 253_402_300_799_999
@@ -60,24 +63,38 @@ class CancelTimerPayload(Model):
     service_call_id: ServiceCallText = Field(alias="serviceCallId")
 
 
-class ScheduleTimerPayload(CancelTimerPayload):
+class ScheduleTimerPayload(CancelTimerPayload, Wanted):
     """The payload of ScheduleTimer."""
 
+
+class FiringPayload(CancelTimerPayload):
+    """What our events have in common, for those who read them."""
+
     due_at: Time = Field(alias="dueAt")
+    generation: int = Field(ge=1)
 
 
-class DueTimeReachedPayload(ScheduleTimerPayload):
-    """The payload of DueTimeReached, for those who read our events."""
+class DueTimeReachedPayload(FiringPayload):
+    """The payload of DueTimeReached."""
 
     reached_at: Time = Field(alias="reachedAt")
-    generation: int = Field(ge=1)
+
+
+class TimerExpiredPayload(FiringPayload):
+    """The payload of TimerExpired."""
+
+    expired_at: Time = Field(alias="expiredAt")
 
 
 _PAYLOADS: Final[dict[str, type[CancelTimerPayload]]] = {
     SCHEDULE_TIMER: ScheduleTimerPayload,
     CANCEL_TIMER: CancelTimerPayload,
     DUE_TIME_REACHED: DueTimeReachedPayload,
+    TIMER_EXPIRED: TimerExpiredPayload,
 }
+
+_MOMENTS: Final = {DUE_TIME_REACHED: "reachedAt", TIMER_EXPIRED: "expiredAt"}
+"""When an event was handled, under the name that its type has for it."""
 
 
 def read_envelope(body: bytes) -> Envelope:
@@ -118,14 +135,14 @@ def write_command(
     timestamp_ms: int,
     tenant_id: str,
     service_call_id: str,
-    due_at: datetime | None,
+    wanted: Wanted | None,
     correlation_id: str | None,
 ) -> bytes:
-    """Write the envelope of ScheduleTimer, or of CancelTimer if there is no due time."""
-    command_type = CANCEL_TIMER if due_at is None else SCHEDULE_TIMER
+    """Write the envelope of ScheduleTimer, or of CancelTimer if no timer is wanted."""
+    command_type = CANCEL_TIMER if wanted is None else SCHEDULE_TIMER
     payload = {"_tag": command_type, "tenantId": tenant_id, "serviceCallId": service_call_id}
-    if due_at is not None:
-        payload["dueAt"] = format_time(due_at)
+    if wanted is not None:
+        payload |= fields_of(wanted)
     envelope: dict[str, Any] = {
         "id": str(message_id),
         "type": command_type,
@@ -138,25 +155,26 @@ def write_command(
     return write_json({**envelope, "payload": payload})
 
 
-def write_due_time_reached(
+def write_event(
+    event_type: str,
     *,
     message_id: str,
     timestamp_ms: int,
     tenant_id: str,
     service_call_id: str,
     due_at: datetime,
-    reached_at: datetime,
+    at: datetime,
     generation: int,
     correlation_id: str | None,
 ) -> bytes:
-    """Write the envelope of DueTimeReached; as text, because there are many and few parts of it differ."""
+    """Write the envelope of an event; as text, because there are many and few parts of it differ."""
     call = _json_string(service_call_id)
     correlation = "" if correlation_id is None else f'"correlationId":{_json_string(correlation_id)},'
     return (
-        f'{{"id":"{message_id}","type":"{DUE_TIME_REACHED}","tenantId":"{tenant_id}",'
+        f'{{"id":"{message_id}","type":"{event_type}","tenantId":"{tenant_id}",'
         f'"timestampMs":{timestamp_ms},"aggregateId":{call},{correlation}"payload":{{'
-        f'"_tag":"{DUE_TIME_REACHED}","tenantId":"{tenant_id}","serviceCallId":{call},'
-        f'"dueAt":"{format_time(due_at)}","reachedAt":"{format_time(reached_at)}",'
+        f'"_tag":"{event_type}","tenantId":"{tenant_id}","serviceCallId":{call},'
+        f'"dueAt":"{format_time(due_at)}","{_MOMENTS[event_type]}":"{format_time(at)}",'
         f'"generation":{generation}}}}}'
     ).encode()
 

@@ -2,12 +2,13 @@
 
 import json
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, WithJsonSchema
 
 from timer_client.wire.json import Read, read_object
 from timer_client.wire.rules import CorrelationText, Model, ServiceCallText, TenantText, Time
+from timer_client.wire.wanted import Wanted
 
 MAX_PAGE: Final = 500
 MAX_CURSOR: Final = 1_396
@@ -15,7 +16,24 @@ MAX_CURSOR: Final = 1_396
 MAX_ADVANCE_MS: Final = 10_000 * 366 * 86_400_000
 """Farther than time goes."""
 
-StateText = Literal["Scheduled", "Reached", "Cancelled"]
+StateText = Literal["Scheduled", "Reached", "Cancelled", "Expired"]
+
+
+def _one_of(*words: str) -> WithJsonSchema:
+    return WithJsonSchema(
+        {"type": "string", "description": f"{', '.join(words)}; newer services may add to it"}
+    )
+
+
+# Words in answers are not checked: a newer service may have more of them.
+AnyState = Annotated[str, _one_of(*get_args(StateText))]
+Scheduling = Annotated[
+    str,
+    _one_of(
+        *("scheduled", "rescheduled", "unchanged", "already_reached", "already_expired", "already_cancelled")
+    ),
+]
+Cancelling = Annotated[str, _one_of("cancelled", "already_reached", "already_expired", "not_found")]
 
 
 class GetRequest(Model):
@@ -24,10 +42,9 @@ class GetRequest(Model):
     service_call_id: ServiceCallText = Field(alias="serviceCallId")
 
 
-class ScheduleRequest(GetRequest):
+class ScheduleRequest(GetRequest, Wanted):
     """The request of `schedule`."""
 
-    due_at: Time = Field(alias="dueAt")
     correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
 
 
@@ -51,13 +68,15 @@ class TimerView(Model):
 
     tenant_id: TenantText = Field(alias="tenantId")
     service_call_id: ServiceCallText = Field(alias="serviceCallId")
-    state: StateText
+    state: AnyState
     due_at: Time | None = Field(default=None, alias="dueAt")
     generation: int = Field(ge=0)
     registered_at: Time = Field(alias="registeredAt")
     correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
     reached_at: Time | None = Field(default=None, alias="reachedAt")
     cancelled_at: Time | None = Field(default=None, alias="cancelledAt")
+    expires_after_ms: int | None = Field(default=None, alias="expiresAfterMs")
+    expired_at: Time | None = Field(default=None, alias="expiredAt")
     traceparent: str | None = None
 
 
@@ -70,14 +89,14 @@ class GetAnswer(Model):
 class ScheduleAnswer(Model):
     """The answer of `schedule`."""
 
-    outcome: Literal["scheduled", "rescheduled", "unchanged", "already_reached"]
+    outcome: Scheduling
     timer: TimerView
 
 
 class CancelAnswer(Model):
     """The answer of `cancel`."""
 
-    outcome: Literal["cancelled", "already_reached", "not_found"]
+    outcome: Cancelling
     timer: TimerView
 
 

@@ -112,18 +112,19 @@ def explain(error: ValidationError, where: str = "") -> str:
             text = problem["msg"] if problem["type"] == "rule" else "is required"
         else:
             text = f"{problem['msg']} (got {quoted(problem['input'])})"
-        lines.append(f"{path}: {text}")
+        lines.append(f"{path}: {text}" if path else f"the body {text}")
     return "; ".join(lines)
 
 
-def _broken(rule: str, value: object) -> NoReturn:
+def broken(rule: str, value: object) -> NoReturn:
+    """Say that a value breaks a rule, as `explain` shows it."""
     raise PydanticCustomError("rule", "{rule}", {"rule": f"must be {rule} (got {quoted(value)})"})
 
 
 def _matching(pattern: re.Pattern[str], rule: str) -> Any:
     def check(value: object) -> object:
         if not isinstance(value, str) or pattern.fullmatch(value) is None:
-            _broken(rule, value)
+            broken(rule, value)
         return value
 
     return BeforeValidator(check)
@@ -135,12 +136,12 @@ def _schema(rule: str, **keywords: object) -> WithJsonSchema:
 
 def _time(value: object) -> datetime:
     if not isinstance(value, str):
-        _broken(TIME_RULE, value)
+        broken(TIME_RULE, value)
     try:
         return parse_time(value)
     except ValueError as error:
         message = str(error).removeprefix("must be ")
-        _broken(message, value)
+        broken(message, value)
 
 
 TenantText = Annotated[

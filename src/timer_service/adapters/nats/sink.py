@@ -7,7 +7,7 @@ from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.messages import Event
 from timer_service.ports.event_sink import PublishResult
 
 
@@ -25,14 +25,15 @@ class NatsEventSink:
         """Why no event can be sent now: no broker, or no event stream on it."""
         return None if self.is_open else self._outage.reason
 
-    async def publish(self, events: Sequence[DueTimeReached]) -> list[PublishResult]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
         """Publish all events, then wait for their confirmations."""
         return await self.send([self.outgoing(event) for event in events])
 
-    def outgoing(self, event: DueTimeReached) -> Outgoing:
+    def outgoing(self, event: Event) -> Outgoing:
         """Return the message of an event."""
         message_id = str(event.id)
-        subject, body = self._subjects.event(event.tenant_id), codec.encode_event(event, message_id)
+        subject = self._subjects.event(event.tenant_id, type(event).__name__)
+        body = codec.encode_event(event, message_id)
         return Outgoing(subject, body, codec.event_headers(event, message_id))
 
     async def send(self, messages: Sequence[Outgoing]) -> list[PublishResult]:

@@ -9,7 +9,8 @@ from timer_service.adapters.postgres.connections import Connection
 from timer_service.adapters.postgres.statements import INSERT, LOCK_FOR_REQUESTS, UPDATE
 from timer_service.domain import timer as rules
 from timer_service.domain.messages import Command, TimerKey
-from timer_service.domain.timer import Outcome, Timer, nearest_due_at
+from timer_service.domain.outcomes import nearest_due_at
+from timer_service.domain.timer import Outcome, Timer
 
 
 class Batch:

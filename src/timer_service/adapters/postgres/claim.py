@@ -21,9 +21,10 @@ from timer_service.adapters.postgres.delivery_statements import OPEN_DELIVERIES
 from timer_service.adapters.postgres.errors import translated
 from timer_service.adapters.postgres.statements import FIRING
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import StoreBusy, TransientError
-from timer_service.domain.messages import DueTimeReached, TimerKey
-from timer_service.domain.timer import DueTimer
+from timer_service.domain.messages import Event, TimerKey
+from timer_service.domain.timer import TimerState, state_of
 
 # Of timers that are being fired but whose rows had to be given up: requests keep off them all the same.
 _KEEP_OFF_REQUESTS: Final = f"""
@@ -33,18 +34,28 @@ FROM unnest($1::text[], $2::text[]) AS given_up(tenant_id, service_call_id)
 
 # What remains ours of a claim, once some of it was given up.
 _CLAIM_AGAIN: Final = """
-SELECT 1 FROM timer_schedules
+SELECT tenant_id, service_call_id FROM timer_schedules
 JOIN unnest($1::text[], $2::text[], $3::integer[]) AS kept(tenant_id, service_call_id, generation)
   USING (tenant_id, service_call_id, generation)
 WHERE state = 'Scheduled'
 FOR UPDATE OF timer_schedules SKIP LOCKED
 """
 
+# Before publishing: of timers that can expire, which event the generation gets.
+_SETTLE: Final = """
+UPDATE timer_schedules AS t SET verdict = $4
+FROM unnest($1::text[], $2::text[], $3::integer[]) AS claimed(tenant_id, service_call_id, generation)
+WHERE t.tenant_id = claimed.tenant_id AND t.service_call_id = claimed.service_call_id
+  AND t.generation = claimed.generation AND t.state = 'Scheduled'
+"""
+
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile.
 _MARK_REACHED: Final = """
-UPDATE timer_schedules AS t SET state = 'Reached', reached_at = event.reached_at
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::text[]::timestamptz[])
-  AS event(tenant_id, service_call_id, generation, reached_at)
+UPDATE timer_schedules AS t SET state = event.state,
+  reached_at = CASE event.state WHEN 'Reached' THEN event.at END,
+  expired_at = CASE event.state WHEN 'Expired' THEN event.at END
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::text[], $5::text[]::timestamptz[])
+  AS event(tenant_id, service_call_id, generation, state, at)
 WHERE t.tenant_id = event.tenant_id AND t.service_call_id = event.service_call_id
   AND t.generation = event.generation AND t.state = 'Scheduled'
 """
@@ -52,10 +63,10 @@ WHERE t.tenant_id = event.tenant_id AND t.service_call_id = event.service_call_i
 # After a commit whose answer was lost: how many bear our mark, whichever try set it.
 _COUNT_MARKED: Final = """
 SELECT count(*) FROM timer_schedules
-JOIN unnest($1::text[], $2::text[], $3::integer[], $4::text[]::timestamptz[])
-  AS event(tenant_id, service_call_id, generation, reached_at)
-  USING (tenant_id, service_call_id, generation, reached_at)
-WHERE state = 'Reached'
+JOIN unnest($1::text[], $2::text[], $3::integer[], $4::text[], $5::text[]::timestamptz[])
+  AS event(tenant_id, service_call_id, generation, state, at)
+  USING (tenant_id, service_call_id, generation, state)
+WHERE coalesce(reached_at, expired_at) = event.at
 """
 
 
@@ -116,12 +127,35 @@ class PostgresClaim:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 await self._end()
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
+        """Commit the verdict, then lock the claim again, as far as nobody was quicker.
+
+        Whoever was has changed the timer, or finds the verdict.
+        """
+        async with self._using:
+            settled = [(*timer.key, timer.generation) for timer in timers if timer.key in self._held]
+            connection = self._connection
+            if connection is None:
+                raise StoreBusy("the claim was lost")
+            with translated(self._connections.where):
+                arguments = arrays.transposed(settled, 3)
+                await connection.execute(_SETTLE, *arguments, None if verdict is None else verdict.value)
+                await commit(connection)
+                await self._connections.begin(connection, self._limit_s)
+                await connection.execute("SAVEPOINT nothing_claimed")
+                kept = [(*key, generation) for key, generation in self._held.items()]
+                found = await connection.fetch(_CLAIM_AGAIN, *arrays.transposed(kept, 3))
+            ours = {(row[0], row[1]) for row in found}
+            self._held = {key: generation for key, generation in self._held.items() if key in ours}
+            return ours
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         """Mark and commit in the claim's own transaction, or in another if that one is lost."""
         if not events:
             return 0
         arguments = arrays.transposed(
-            [(*event.key, event.generation, rows.text(event.reached_at)) for event in events], 4
+            [(*event.key, event.generation, state_of(event).value, rows.text(event.at)) for event in events],
+            5,
         )
         async with self._using:
             if self._connection is not None and is_open(self._connection):
@@ -134,9 +168,7 @@ class PostgresClaim:
             marked = await self._mark(connection, arguments, events)
             return int(await connection.fetchval(_COUNT_MARKED, *arguments)) if self._in_doubt else marked
 
-    async def _mark(
-        self, connection: Connection, arguments: list[list[Any]], events: Sequence[DueTimeReached]
-    ) -> int:
+    async def _mark(self, connection: Connection, arguments: list[list[Any]], events: Sequence[Event]) -> int:
         marked = affected(await connection.execute(_MARK_REACHED, *arguments))
         if self._sink is Sink.HTTP:
             # In the same transaction: a timer is never reached without its delivery, nor the reverse.
@@ -144,7 +176,7 @@ class PostgresClaim:
         return marked
 
     async def _mark_and_commit(
-        self, connection: Connection, arguments: list[list[Any]], events: Sequence[DueTimeReached]
+        self, connection: Connection, arguments: list[list[Any]], events: Sequence[Event]
     ) -> int:
         try:
             with translated(self._connections.where):

@@ -18,7 +18,8 @@ from timer_service.adapters.rows import text
 from timer_service.domain.delivery import KEPT_ATTEMPTS, Delivery
 from timer_service.domain.errors import TimerServiceError
 from timer_service.domain.messages import Command, TimerKey
-from timer_service.domain.timer import Outcome, accepted_callbacks, dropped_callbacks
+from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks
+from timer_service.domain.timer import Outcome
 from timer_service.ports.delivery_store import (
     CallbackRecord,
     ClaimedDelivery,

@@ -38,11 +38,12 @@ OPEN_DELIVERIES: Final = f"""
 INSERT INTO callback_deliveries ({columns.DELIVERY_COLUMNS})
 SELECT t.tenant_id, t.service_call_id, event.id, t.generation, 'Waiting', c.origin, t.due_at, t.reached_at,
   t.reached_at, c.expires_after_ms, 0, 0, NULL, NULL, NULL, NULL
-FROM unnest($1::text[], $2::text[], $3::integer[], $4::text[]::timestamptz[], $5::text[]::uuid[])
-  AS event(tenant_id, service_call_id, generation, reached_at, id)
-JOIN timer_schedules AS t USING (tenant_id, service_call_id, generation, reached_at)
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::text[],
+  $5::text[]::timestamptz[], $6::text[]::uuid[])
+  AS event(tenant_id, service_call_id, generation, state, reached_at, id)
+JOIN timer_schedules AS t USING (tenant_id, service_call_id, generation, state, reached_at)
 JOIN timer_callbacks AS c USING (tenant_id, service_call_id)
-WHERE t.state = 'Reached'
+WHERE state = 'Reached'
 ON CONFLICT DO NOTHING
 """  # noqa: S608
 

@@ -64,11 +64,11 @@ CALLBACK_TABLES: Final = ("timer_callbacks", "callback_deliveries", "callback_at
 PURGE: Final = f"""
 WITH old AS (
   SELECT tenant_id, service_call_id FROM timer_schedules AS t
-  WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at) < $1::text::timestamptz
+  WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at, expired_at) < $1::text::timestamptz
     AND (sink = 0 OR NOT EXISTS (
       SELECT 1 FROM callback_deliveries AS d
       WHERE d.tenant_id = t.tenant_id AND d.service_call_id = t.service_call_id AND d.state = 'Waiting'))
-  ORDER BY coalesce(reached_at, cancelled_at)
+  ORDER BY coalesce(reached_at, cancelled_at, expired_at)
   LIMIT $2
   FOR UPDATE SKIP LOCKED),
 gone AS (

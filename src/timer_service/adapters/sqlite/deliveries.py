@@ -19,7 +19,7 @@ from timer_service.adapters.sqlite.questions import NOBODY, Questions
 from timer_service.adapters.sqlite.writer import Writer
 from timer_service.domain.callback import Callback
 from timer_service.domain.delivery import KEPT_ATTEMPTS, Delivery
-from timer_service.domain.messages import DueTimeReached, TimerKey
+from timer_service.domain.messages import Event, TimerKey
 from timer_service.ports.delivery_store import (
     CallbackRecord,
     ClaimedDelivery,
@@ -269,9 +269,9 @@ async def forget_callbacks(connection: aiosqlite.Connection, keys: Iterable[Time
             await connection.executemany(sql, gone)
 
 
-async def open_deliveries(connection: aiosqlite.Connection, events: Sequence[DueTimeReached]) -> None:
+async def open_deliveries(connection: aiosqlite.Connection, events: Sequence[Event]) -> None:
     """Open the deliveries of timers that were marked; inside the transaction of the marks."""
-    fired = [(*event.key, event.generation, text(event.reached_at), str(event.id)) for event in events]
+    fired = [(*event.key, event.generation, text(event.at), str(event.id)) for event in events]
     await connection.execute(OPEN_DELIVERIES, (json.dumps(fired),))
 
 

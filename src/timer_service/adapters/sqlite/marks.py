@@ -12,22 +12,40 @@ import aiosqlite
 from timer_service.adapters.rows import text
 from timer_service.adapters.sqlite.deliveries import open_deliveries
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import TimerServiceError
-from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.messages import Event, TimerKey
+from timer_service.domain.timer import TimerState, state_of
 
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
 # from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
 MARK_REACHED: Final = """
-UPDATE timer_schedules SET state = 'Reached', reached_at = fired.reached_at
+UPDATE timer_schedules SET state = fired.state,
+  reached_at = iif(fired.state = 'Reached', fired.at, NULL),
+  expired_at = iif(fired.state = 'Expired', fired.at, NULL)
 FROM (
   SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
-    value ->> 3 AS reached_at
+    value ->> 3 AS state, value ->> 4 AS at
   FROM json_each(?)
 ) AS fired
 WHERE timer_schedules.tenant_id = fired.tenant_id
   AND timer_schedules.service_call_id = fired.service_call_id
   AND timer_schedules.generation = fired.generation
   AND +timer_schedules.state = 'Scheduled'
+"""
+
+# Before publishing: of timers that can expire, which event the generation gets.
+SETTLE: Final = """
+UPDATE timer_schedules SET verdict = :verdict
+FROM (
+  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation
+  FROM json_each(:timers)
+) AS claimed
+WHERE timer_schedules.tenant_id = claimed.tenant_id
+  AND timer_schedules.service_call_id = claimed.service_call_id
+  AND timer_schedules.generation = claimed.generation
+  AND +timer_schedules.state = 'Scheduled'
+RETURNING timer_schedules.tenant_id, timer_schedules.service_call_id
 """
 
 
@@ -41,7 +59,7 @@ class Changes(Protocol):
 class _Mark:
     """The events of one claim, and what became of them."""
 
-    events: Sequence[DueTimeReached]
+    events: Sequence[Event]
     sink: Sink
     marked: int | None = None
     error: TimerServiceError | None = None
@@ -60,7 +78,7 @@ class Marks:
         self._turn = asyncio.Lock()
         self._waiting: list[_Mark] = []
 
-    async def mark(self, events: Sequence[DueTimeReached], sink: Sink = Sink.BUS) -> int:
+    async def mark(self, events: Sequence[Event], sink: Sink = Sink.BUS) -> int:
         """Mark each timer whose published generation still stands; return how many."""
         mark = _Mark(events, sink)
         self._waiting.append(mark)
@@ -72,6 +90,14 @@ class Marks:
             raise mark.error
         assert mark.marked is not None
         return mark.marked
+
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
+        """Keep the verdict on each timer whose generation still stands; return which they are."""
+        claimed = json.dumps([(*timer.key, timer.generation) for timer in timers])
+        parameters = {"timers": claimed, "verdict": None if verdict is None else verdict.value}
+        async with self._transaction():
+            found = await self._writer.execute_fetchall(SETTLE, parameters)
+        return {(row[0], row[1]) for row in found}
 
     async def _mark_all(self) -> None:
         """Do what waits in one transaction: all of it is marked, or nothing is and all of it failed."""
@@ -94,7 +120,9 @@ class Marks:
             mark.marked, mark.error = count, error
 
     async def _execute(self, mark: _Mark) -> int:
-        fired = [(*event.key, event.generation, text(event.reached_at)) for event in mark.events]
+        fired = [
+            (*event.key, event.generation, state_of(event).value, text(event.at)) for event in mark.events
+        ]
         cursor = await self._writer.execute(MARK_REACHED, (json.dumps(fired),))
         if mark.sink is Sink.HTTP:
             # In the same transaction: a timer is never reached without its delivery, nor the reverse.

@@ -34,11 +34,11 @@ GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id 
 PURGE: Final = """
 DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
   SELECT tenant_id, service_call_id FROM timer_schedules AS t
-  WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at) < ?
+  WHERE state <> 'Scheduled' AND coalesce(reached_at, cancelled_at, expired_at) < ?
     AND (sink = 0 OR NOT EXISTS (
       SELECT 1 FROM callback_deliveries AS d
       WHERE d.tenant_id = t.tenant_id AND d.service_call_id = t.service_call_id AND d.state = 'Waiting'))
-  ORDER BY coalesce(reached_at, cancelled_at)
+  ORDER BY coalesce(reached_at, cancelled_at, expired_at)
   LIMIT ?)
 RETURNING tenant_id, service_call_id, sink
 """

@@ -31,16 +31,18 @@ from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
 from timer_service.adapters.sqlite.writer import Writer
 from timer_service.domain import timer as rules
 from timer_service.domain.callback import Sink
+from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreFailed
 from timer_service.domain.messages import (
     Command,
-    DueTimeReached,
+    Event,
     ServiceCallId,
     TenantId,
     TimerKey,
 )
-from timer_service.domain.timer import DueTimer, Outcome, Timer, TimerState
+from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks
+from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
     Claim,
@@ -128,8 +130,8 @@ class SqliteTimerStore:
                 saved = json.dumps([rows.row(timer) for timer in changed.values()])
                 await self._writer.connection.execute(statements.SAVE, (saved,))
                 if rule is rules.decide:
-                    callbacks = rules.accepted_callbacks(commands, outcomes)
-                    dropped = rules.dropped_callbacks(commands, outcomes)
+                    callbacks = accepted_callbacks(commands, outcomes)
+                    dropped = dropped_callbacks(commands, outcomes)
                     await keep_callbacks(self._writer.connection, callbacks, dropped, now)
                 await advance_epochs(self._writer.connection, commands)
         return outcomes, timers
@@ -251,7 +253,11 @@ class _SqliteClaim:
     more: bool
     marked: int = 0
 
-    async def mark_reached(self, events: Sequence[DueTimeReached]) -> int:
+    async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
+        settled = await self._marks.settle(timers, verdict)
+        return {timer.key for timer in self.timers} - ({timer.key for timer in timers} - settled)
+
+    async def mark_reached(self, events: Sequence[Event]) -> int:
         marked = await self._marks.mark(events, self._sink)
         self.marked += marked
         return marked
