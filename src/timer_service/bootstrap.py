@@ -30,6 +30,8 @@ Bus = NatsBus | NoBroker
 """Where commands come from and events go to."""
 HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_PORT=0 to disable it"
 
+API_REMEDY: Final = "set TIMER_API_HOST and TIMER_API_PORT, or TIMER_API_PORT=0 to disable it"
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -46,6 +48,8 @@ class Parts:
     """Commands in and events out, over one connection; not asked for where the settings name no broker."""
     listener: socket.socket | None = None
     """Where health and metrics are served; None listens as the settings say."""
+    api_listener: socket.socket | None = None
+    """Where the REST API is served; None listens as the settings say."""
 
 
 REAL_PARTS: Final = Parts()
@@ -69,10 +73,14 @@ async def open_service(
         timers = _timers(instance, store, bus, clock, metrics, service)
         if settings.http_port:
             await stack.enter_async_context(_http(settings, parts, service, metrics))
+        rate_limit = RateLimit(settings.request_rate, settings.request_burst)
+        if settings.api_port:
+            api = _rest_api(settings, parts, opened, timers, clock, metrics, rate_limit)
+            await stack.enter_async_context(api)
         await stack.enter_async_context(bus.running())
         if nats is not None:
             # Inside: what is under way at the end is answered over the connection that the bus then closes.
-            nats.attach(await stack.enter_async_context(_request_api(settings, timers, metrics)))
+            nats.attach(await stack.enter_async_context(_request_api(settings, timers, metrics, rate_limit)))
         await stack.enter_async_context(opened.listen(service.wake_for))
         yield service
 
@@ -95,12 +103,12 @@ def _nats(
 
 
 def _request_api(
-    settings: Settings, timers: Timers, metrics: Metrics
+    settings: Settings, timers: Timers, metrics: Metrics, rate_limit: RateLimit
 ) -> AbstractAsyncContextManager[RequestApi]:
     return request_api(
         timers,
         Subjects(settings.subject_prefix),
-        rate_limit=RateLimit(settings.request_rate, settings.request_burst),
+        rate_limit=rate_limit,
         answered=metrics.request_answered,
     )
 
@@ -164,6 +172,41 @@ def _http(
     app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
     listener = parts.listener or listen(settings.http_host, settings.http_port, remedy=HTTP_REMEDY)
     return serving(app, listener)
+
+
+def _rest_api(
+    settings: Settings,
+    parts: Parts,
+    opened: OpenedStore,
+    timers: Timers,
+    clock: GuardedClock,
+    metrics: Metrics,
+    rate_limit: RateLimit,
+) -> AbstractAsyncContextManager[None]:
+    # Here, as above.
+    from timer_service.adapters.http.api import ApiApp  # noqa: PLC0415
+    from timer_service.adapters.http.auth import Doorkeeper  # noqa: PLC0415
+    from timer_service.adapters.http.rest import serving_api, v1_routes  # noqa: PLC0415
+    from timer_service.adapters.http.v1 import TimerHandlers  # noqa: PLC0415
+
+    doorkeeper = Doorkeeper(
+        opened.api_keys,
+        now=clock.now,
+        elapsed_s=parts.elapsed_s,
+        single_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        single_tenant=settings.api_tenant,
+    )
+    handlers = TimerHandlers(timers, clock.now, has_broker=settings.has_broker)
+    app = ApiApp(
+        v1_routes(handlers),
+        doorkeeper,
+        rate_limit,
+        rate=settings.request_rate,
+        burst=settings.request_burst,
+        answered=metrics.request_answered,
+    )
+    listener = parts.api_listener or listen(settings.api_host, settings.api_port, remedy=API_REMEDY)
+    return serving_api(app, listener)
 
 
 def _nats_options(settings: Settings) -> NatsOptions:

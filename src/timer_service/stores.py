@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from timer_service.adapters.sqlite.api_keys import SqliteApiKeys, keys_path
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
@@ -16,6 +17,7 @@ from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
+from timer_service.ports.api_keys import ApiKeyStore
 from timer_service.ports.secret_store import SecretStore
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
@@ -43,6 +45,7 @@ class OpenedStore:
 
     store: Store
     secrets: SecretStore
+    api_keys: ApiKeyStore
     listen: Listen = lambda _: nullcontext()
     meet_history: MeetHistory = _any_history
     clock_skew_s: Callable[[], float] = lambda: 0.0
@@ -60,7 +63,8 @@ async def open_store(
     if settings.postgres_url is None:
         async with open_sqlite(settings.sqlite_path, now) as file:
             meet_history = partial(file.meet_history, allow_new=settings.allow_new_store)
-            yield OpenedStore(file, _secrets_beside(settings), meet_history=meet_history)
+            keys = SqliteApiKeys(keys_path(settings.sqlite_path))
+            yield OpenedStore(file, _secrets_beside(settings), keys, meet_history=meet_history)
         return
     _need_postgres("TIMER_STORE_URL")
     from timer_service.adapters.postgres.opening import open_postgres_store  # noqa: PLC0415
@@ -68,7 +72,9 @@ async def open_store(
     async with open_postgres_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache
     ) as store:
-        yield OpenedStore(store, store.secrets, store.listen, clock_skew_s=lambda: store.skew_s)
+        yield OpenedStore(
+            store, store.secrets, store.api_keys, store.listen, clock_skew_s=lambda: store.skew_s
+        )
 
 
 @asynccontextmanager
@@ -95,6 +101,16 @@ async def open_secrets_at(url: str) -> AsyncIterator[SecretStore]:
 
     async with open_archived_secrets(url) as secrets:
         yield secrets
+
+
+@asynccontextmanager
+async def open_api_keys(settings: Settings) -> AsyncIterator[ApiKeyStore]:
+    """Open the keys of the REST API, also while a service is at work."""
+    if settings.postgres_url is None:
+        yield SqliteApiKeys(keys_path(settings.sqlite_path))
+        return
+    async with open_store(settings, local_now) as opened:
+        yield opened.api_keys
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """The use cases: what anybody can ask of the service, whatever way the request came in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -10,6 +10,7 @@ from timer_service.domain.callback import Callback, NoCallback
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import (
     CancelTimer,
+    Command,
     CorrelationId,
     Position,
     ScheduleTimer,
@@ -21,10 +22,10 @@ from timer_service.domain.timer import Timer
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.health import Health, Recent
-from timer_service.ports.timer_store import StoreCounts, TimerQuery, TimerStore
+from timer_service.ports.timer_store import Decided, StoreCounts, TimerQuery, TimerStore
 from timer_service.workflows.decide_timer import RequestDesk, Settled
 
-_NEWEST: Final = Position(0, 0)
+NEWEST: Final = Position(0, 0)
 """Stands in until the request's place among all commands is known."""
 
 
@@ -111,7 +112,7 @@ class Timers:
                 service_call_id,
                 due_at,
                 correlation_id,
-                _NEWEST,
+                NEWEST,
                 trace,
                 callback,
                 if_absent=if_absent,
@@ -123,7 +124,31 @@ class Timers:
 
     async def cancel(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Settled:
         """Cancel a timer and answer after the commit: if `cancelled`, it never fires."""
-        return await self._desk.decide(CancelTimer(tenant_id, service_call_id, _NEWEST))
+        return await self._desk.decide(CancelTimer(tenant_id, service_call_id, NEWEST))
+
+    async def carry_out(self, request: Command) -> Settled:
+        """Carry out a request of a way in that needs no broker, and answer after the commit.
+
+        Its position does not count: it is newer than every command in the stream at its time. While the
+        broker is away only what was seen of the stream is known, and the answer says so.
+        """
+        settled = await self._desk.decide(request, without_broker=True)
+        self._wake_after([request])
+        return settled
+
+    async def carry_out_all(self, requests: Sequence[Command]) -> Sequence[Decided]:
+        """Carry out requests for different timers in one transaction.
+
+        An outcome of DUE or SUPERSEDED means that nothing was changed and that it may work again soon.
+        """
+        decided = await self._desk.decide_all(requests)
+        self._wake_after(requests)
+        return decided
+
+    def _wake_after(self, requests: Sequence[Command]) -> None:
+        due_times = [request.due_at for request in requests if isinstance(request, ScheduleTimer)]
+        if due_times:
+            self._wake_for(min(due_times))
 
     async def accept_clock_step(self) -> float:
         """Accept a leap of the wall clock, look for due timers at once, and return its seconds."""

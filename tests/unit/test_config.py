@@ -46,6 +46,10 @@ def complaint(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
 
 def test_every_setting_has_a_default_or_is_unset() -> None:
     assert load_settings().shown() == {
+        "TIMER_API_HOST": "127.0.0.1",
+        "TIMER_API_PORT": "0",
+        "TIMER_API_KEY": "",
+        "TIMER_API_TENANT": "default",
         "TIMER_CALLBACK_ALLOW": "",
         "TIMER_CALLBACK_PROXY": "",
         "TIMER_CALLBACK_TLS_CA": "",

@@ -38,6 +38,7 @@ COLUMNS: Final[dict[str, type]] = {
     "expires_after_ms": int,
     "expired_at": datetime,
     "verdict": str,
+    "fingerprint": str,
 }
 """The columns of a timer, in the order of `row` and `timer`, and what each holds."""
 TIMER_COLUMNS: Final = ", ".join(COLUMNS)
@@ -113,6 +114,7 @@ def row(timer: Timer) -> tuple[Any, ...]:
         timer.expires_after_ms,
         text(timer.expired_at) if timer.expired_at else None,
         timer.verdict.value if timer.verdict else None,
+        timer.fingerprint,
     )
 
 
@@ -143,6 +145,7 @@ def timer(row: Row) -> Timer:
         expires_after_ms=row[24],
         expired_at=moment(row[25]),
         verdict=_state(row[26]),
+        fingerprint=row[27],
     )
 
 

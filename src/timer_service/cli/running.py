@@ -3,17 +3,19 @@
 import argparse
 import asyncio
 import gc
+import secrets
 import shutil
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import uvloop
+from pydantic import SecretStr
 
 from timer_service import __version__
 from timer_service.adapters.http.listening import listen
@@ -29,6 +31,11 @@ from timer_service.service.run import run_service
 from timer_service.waiting import first_critical, first_done, owned
 
 GC_AFTER_OBJECTS: Final = 50_000
+DEV_API_PORT: Final = 8090
+DEV_TENANT: Final = "dev"
+
+Listeners = tuple[socket.socket | None, socket.socket | None]
+"""Where health and metrics are served, and where the REST API is."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,15 +78,23 @@ def dev(options: argparse.Namespace) -> int:
         stop = _stop_on_signals()
         async with mode.data() as data, embedded_broker(data, options.port) as broker:
             # From here on, not only once the service is loaded: another one may start at the same time.
-            listener = _listen(settings)
-            http_port = 0 if listener is None else listener.getsockname()[1]
-            found = {"broker_url": broker.url, "http_port": http_port, "db_path": data / "timers.db"}
-            chosen = settings.model_copy(update=found)
-            _greet(broker, chosen, data, mode)
-            with nullcontext() if listener is None else closing(listener):
+            with ExitStack() as stack:
+                listeners = _listen(settings), _listen_for_api(settings)
+                for each in listeners:
+                    if each is not None:
+                        stack.enter_context(closing(each))
+                found = {
+                    "broker_url": broker.url,
+                    "http_port": _port_of(listeners[0]),
+                    "api_port": _port_of(listeners[1]),
+                    "db_path": data / "timers.db",
+                    **_dev_key(settings, data),
+                }
+                chosen = settings.model_copy(update=found)
+                _greet(broker, chosen, data, mode)
                 async with asyncio.TaskGroup() as tasks:
                     watcher = tasks.create_task(_fail_with(broker))
-                    await _serve(chosen, stop, listener, mode)
+                    await _serve(chosen, stop, listeners, mode)
                     watcher.cancel()
 
     _run_loop(serve)
@@ -94,6 +109,29 @@ def _listen(settings: Settings) -> socket.socket | None:
     return listen(settings.http_host, settings.http_port, 0, remedy=remedy)
 
 
+def _listen_for_api(settings: Settings) -> socket.socket | None:
+    """Listen for the REST API on the configured port, or on a usual one, or on any; None if it is off."""
+    if not settings.api_port and "api_port" in settings.model_fields_set:
+        return None
+    remedy = "set TIMER_API_HOST, or TIMER_API_PORT=0 to disable it"
+    return listen(settings.api_host, settings.api_port or DEV_API_PORT, 0, remedy=remedy)
+
+
+def _port_of(listener: socket.socket | None) -> int:
+    return 0 if listener is None else int(listener.getsockname()[1])
+
+
+def _dev_key(settings: Settings, data: Path) -> dict[str, Any]:
+    """Return the key to try the REST API with, the same at every start."""
+    if settings.api_key is not None:
+        return {}
+    path = data / "api-key"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(32), "utf-8")
+    return {"api_key": SecretStr(path.read_text("utf-8").strip()), "api_tenant": DEV_TENANT}
+
+
 async def _fail_with(broker: EmbeddedBroker) -> None:
     code = await broker.process.wait()
     raise CriticalError(f"the embedded nats-server ended with code {code}: see {broker.log_path}")
@@ -102,7 +140,7 @@ async def _fail_with(broker: EmbeddedBroker) -> None:
 async def _serve(
     settings: Settings,
     stop: asyncio.Event,
-    listener: socket.socket | None = None,
+    listeners: Listeners = (None, None),
     mode: DevMode | None = None,
 ) -> None:
     # Here, because it takes half a second that no other command has to wait for.
@@ -115,7 +153,8 @@ async def _serve(
     opening = open_service if mode is None or mode.is_usual else mode.open_service
 
     async def serve() -> None:
-        async with opening(settings, instance, Parts(listener=listener)) as service:
+        parts = Parts(listener=listeners[0], api_listener=listeners[1])
+        async with opening(settings, instance, parts) as service:
             started.set()
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
             await run_service(service, stop)
@@ -173,6 +212,19 @@ def _greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode
         "Try in another terminal:\n"
         f"  {command} watch{server}\n"
         f"  {command} schedule --tenant acme --id order-42 --in 10s{server}\n"
-        f"  {command} cancel --tenant acme --id order-42{server}",
+        f"  {command} cancel --tenant acme --id order-42{server}" + _greet_api(settings),
         flush=True,
+    )
+
+
+def _greet_api(settings: Settings) -> str:
+    if not settings.api_port or settings.api_key is None:
+        return ""
+    url = f"http://{settings.api_host}:{settings.api_port}/v1/timers"
+    key = f"-H 'X-API-Key: {settings.api_key.get_secret_value()}'"
+    create = """-H 'Content-Type: application/json' -d '{"delayMs":10000}'"""
+    return (
+        f"\nOr over HTTP, as the tenant {settings.api_tenant}:"
+        f"\n  curl {url}/order-43 -X PUT {key} {create}"
+        f"\n  curl {url}/order-43 {key}"
     )

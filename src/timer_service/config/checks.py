@@ -18,6 +18,7 @@ from timer_service.targets import read_allowed, read_target
 
 ENV_PREFIX: Final = "TIMER_"
 NO_BROKER: Final = "none"
+MIN_API_KEY_CHARS: Final = 32
 MAX_RETENTION_DAYS: Final = 36_500
 ACK_WAITS_KEPT: Final = 10
 """How many acknowledgements in a row may be lost before an ended timer is forgotten."""
@@ -108,6 +109,13 @@ def _server_list(text: str) -> str:
     return ",".join(servers)
 
 
+def _api_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if len(text) < MIN_API_KEY_CHARS or not (text.isascii() and text.isprintable()) or " " in text:
+        raise ValueError("not a key")
+    return key
+
+
 def _store_url(url: SecretStr) -> SecretStr:
     scheme, _, rest = url.get_secret_value().partition("://")
     # A file has no host: the third slash ends its place, the path comes after it.
@@ -172,6 +180,7 @@ CredentialsFile = Annotated[Path, AfterValidator(_credentials)]
 NkeySeedFile = Annotated[Path, AfterValidator(_nkey_seed)]
 CertificatesFile = Annotated[Path, AfterValidator(_certificates)]
 ServerList = Annotated[str, AfterValidator(_server_list)]
+ApiKeyText = Annotated[SecretStr, AfterValidator(_api_key)]
 StoreUrl = Annotated[SecretStr, AfterValidator(_store_url)]
 SecretKeyList = Annotated[SecretStr, AfterValidator(_secret_keys)]
 AllowedRanges = Annotated[str, AfterValidator(_allowed_ranges)]

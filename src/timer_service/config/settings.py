@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from timer_service.addresses import MASK, masked
 from timer_service.config import checks
+from timer_service.config.api import ApiSettings
 from timer_service.config.callbacks import CallbackSettings
 from timer_service.config.checks import MAX_RETENTION_DAYS, env_name
 from timer_service.config.durations import parse_duration
@@ -29,7 +30,7 @@ _OF_A_BROKER: Final = (
 """What only says how to reach a broker."""
 
 
-class Settings(CallbackSettings):
+class Settings(ApiSettings, CallbackSettings):
     """The service's settings; each is the environment variable TIMER_<NAME>."""
 
     model_config = SettingsConfigDict(
@@ -174,6 +175,8 @@ class Settings(CallbackSettings):
         checks.check_retention(self.retention, self.ack_wait)
         if not self.has_broker:
             checks.check_unset(self, *_OF_A_BROKER, because=f"{env_name('broker_url')}={checks.NO_BROKER}")
+            if not self.api_port:
+                raise ValueError("TIMER_BROKER_URL=none: TIMER_API_PORT must be set, or there is no way in")
         return self
 
     @property

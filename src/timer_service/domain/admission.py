@@ -40,6 +40,13 @@ class RateLimit:
             self._paid_until.popitem(last=False)
         return 0.0
 
+    def left(self, tenant: str, now_s: float) -> int | None:
+        """Return how many requests a tenant may send at once; None if there is no limit."""
+        if not self._interval_s:
+            return None
+        ahead_s = max(self._paid_until.get(tenant, now_s) - now_s, 0.0)
+        return max(0, 1 + int((self._tolerance_s - ahead_s + _ROUNDING_S) / self._interval_s))
+
     def charge(self, tenant: str, requests: int) -> None:
         """Let a request that was allowed count for `requests` more."""
         if tenant in self._paid_until:

@@ -11,6 +11,9 @@ from timer_service.domain.callback import Callback, NoCallback
 TenantId = NewType("TenantId", str)
 ServiceCallId = NewType("ServiceCallId", str)
 CorrelationId = NewType("CorrelationId", str)
+Versions = frozenset[str]
+"""The versions of a timer that a request counts for, in any other nothing changes; none of them: if there is
+no such timer."""
 TimerKey = tuple[TenantId, ServiceCallId]
 """What names a timer: no two of a tenant have the same service call."""
 
@@ -61,6 +64,9 @@ class ScheduleTimer(Keyed):
     position: Position
     trace: Trace | None = None
     callback: Callback | NoCallback | None = None
+    expected: Versions | None = None
+    fingerprint: str | None = None
+    """Of the request, to tell its repetition from another one with the same key."""
     """How to fire over HTTP; None leaves it as it is, which is on the bus for a new timer."""
     if_absent: bool = False
     """Whether it counts only if there is no such timer, in whatever state."""
@@ -75,6 +81,7 @@ class CancelTimer(Keyed):
     tenant_id: TenantId
     service_call_id: ServiceCallId
     position: Position
+    expected: Versions | None = None
 
 
 Command = ScheduleTimer | CancelTimer

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Final
 
 from timer_service.domain.callback import NoCallback, Sink
+from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import (
     CancelTimer,
     Command,
@@ -36,6 +38,7 @@ from timer_service.domain.messages import (
     TenantId,
     TimerExpired,
     Trace,
+    epoch_ms,
 )
 
 
@@ -62,6 +65,8 @@ class Outcome(StrEnum):
     """A cancel of a timer that was never scheduled; it is remembered."""
     SUPERSEDED = "superseded"
     """An old command delivered again, or overtaken by a newer one."""
+    CHANGED = "changed"
+    """A request for another version of the timer than it has."""
     DUE = "due"
     """A request that came when the timer was due: whether its event is out is not known yet."""
 
@@ -106,6 +111,17 @@ class Timer(Keyed):
     expired_at: datetime | None = None
     verdict: TimerState | None = None
     """Of a timer that can expire: which event may be out for this generation; None if neither."""
+    fingerprint: str | None = None
+    """Of the request that made the timer, if it came with a key."""
+
+    @property
+    def version(self) -> str:
+        """Names the timer as it is: another one after every change that a caller can see."""
+        due_ms = None if self.due_at is None else epoch_ms(self.due_at)
+        fires = (due_ms, self.sink.value, self.callback_revision, self.expires_after_ms)
+        return sha256(
+            repr((self.state.value, self.generation, self.correlation_id, fires)).encode()
+        ).hexdigest()
 
     @property
     def oldest(self) -> Position:
@@ -137,11 +153,15 @@ def decide(timer: Timer | None, request: Command, now: datetime) -> tuple[Timer,
 
     A request has the position of the newest command at its time, and counts as newer than that one. One that
     was overtaken all the same changes nothing: it comes again. What it did stands: no command that is older
-    takes it back.
+    takes it back. Raises TimerNotFound if it is about a version of a timer that there is not.
     """
     if timer is None:
+        if request.expected:
+            raise TimerNotFound(request.service_call_id)
         first, outcome = _first(request, now)
         return replace(first, first_if_absent=False), outcome
+    if request.expected is not None and timer.version not in request.expected:
+        return timer, Outcome.CHANGED
     if timer.state in FINAL:
         return timer, FINAL[timer.state]
     is_conditional = _is_conditional(request)
@@ -203,6 +223,7 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
             due_position=at,
             correlation_position=None if correlation_id is None else at,
             trace_position=None if trace is None else at,
+            fingerprint=command.fingerprint,
             **_target(command),
             first_if_absent=command.if_absent,
             expires_after_ms=command.expires_after_ms,

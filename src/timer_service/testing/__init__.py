@@ -14,9 +14,10 @@ adapters), so that a test may build workflows or a whole `Service` from them::
 them where it is asked to, a real start never does.
 """
 
+from timer_service.testing.api_keys import MemoryApiKeys
 from timer_service.testing.bus import MemoryEventBus
 from timer_service.testing.clock import START, ManualClock
 from timer_service.testing.receiver import ScriptedSender
 from timer_service.testing.store import MemoryTimerStore
 
-__all__ = ["START", "ManualClock", "MemoryEventBus", "MemoryTimerStore", "ScriptedSender"]
+__all__ = ["START", "ManualClock", "MemoryApiKeys", "MemoryEventBus", "MemoryTimerStore", "ScriptedSender"]

@@ -14,6 +14,7 @@ from timer_service.bootstrap import REAL_PARTS, Parts, open_service
 from timer_service.config import Settings, nats_connect_options
 from timer_service.service.run import Service
 from timer_service.stores import OpenedStore, Store
+from timer_service.testing.api_keys import MemoryApiKeys
 from timer_service.testing.clock_requests import clock_requests
 from timer_service.testing.hostile import HostileEventSink
 from timer_service.testing.secrets import MemorySecretStore
@@ -35,7 +36,7 @@ def hostile(parts: Parts = REAL_PARTS) -> Parts:
 
 @asynccontextmanager
 async def _open_in_memory(_: Settings, __: Callable[[], datetime]) -> AsyncIterator[OpenedStore]:
-    yield OpenedStore(MemoryTimerStore(), MemorySecretStore())
+    yield OpenedStore(MemoryTimerStore(), MemorySecretStore(), MemoryApiKeys())
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,16 @@ class RequestDesk:
         unsettled = TimerFiring if outcome is Outcome.DUE else TimerOvertaken
         raise unsettled(unsettled.public)
 
+    async def decide_all(self, requests: Sequence[Command]) -> list[Decided]:
+        """Decide requests for different timers in one transaction, without waiting for any that is due.
+
+        An outcome of DUE or SUPERSEDED means that nothing was changed and that it may work again soon.
+        """
+        async with self._turn:
+            _, position = await self._placed([_Waiting(request, without_broker=True) for request in requests])
+            placed = [replace(request, position=position) for request in requests]
+            return await self._store.decide(placed, self._clock.now())
+
     async def _join(self, mine: _Waiting) -> Decided:
         """Wait for the group before, then work on the next one, unless somebody has done so."""
         self._waiting.append(mine)

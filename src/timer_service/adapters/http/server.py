@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI, Response
@@ -59,8 +59,11 @@ def _report(
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve the application for as long as the context lasts, and close the socket with it."""
+async def serving(app: Callable[..., Any], listener: socket.socket, **settings: Any) -> AsyncIterator[None]:
+    """Serve the application for as long as the context lasts, and close the socket with it.
+
+    `settings` are further ones of uvicorn.
+    """
     server = _QuietServer(
         uvicorn.Config(
             app,
@@ -68,6 +71,7 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
+            **settings,
         )
     )
     async with asyncio.TaskGroup() as tasks:

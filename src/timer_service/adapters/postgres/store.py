@@ -14,6 +14,7 @@ import asyncpg
 
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays, epochs, statements
+from timer_service.adapters.postgres.api_keys import PostgresApiKeys
 from timer_service.adapters.postgres.batch import Batch, decide, insert, save
 from timer_service.adapters.postgres.claim import PostgresClaim
 from timer_service.adapters.postgres.connections import (
@@ -74,6 +75,7 @@ class PostgresTimerStore:
         self._work = work
         self._answers = answers
         self.secrets = PostgresSecretStore(answers)
+        self.api_keys = PostgresApiKeys(answers)
         self._hints = hints
         self._now = now
         self._limits = limits

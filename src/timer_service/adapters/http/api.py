@@ -1,0 +1,293 @@
+"""The REST API as an application: who asks, how much, and what is answered when something is wrong."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import structlog
+
+from timer_service.adapters.endpoints import FULL_RETRY_S, UNEXPECTED, error_of, too_many
+from timer_service.adapters.http.auth import Caller, Doorkeeper
+from timer_service.adapters.http.problems import Problem, invalid
+from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
+from timer_service.domain.api_keys import Scope
+from timer_service.domain.errors import TransientError
+from timer_service.domain.messages import TenantId
+
+MAX_BODY_BYTES: Final = 128 * 1024
+RECEIVE_TIMEOUT_S: Final = 10.0
+"""From the head of a request to the last byte of its body."""
+MAX_QUERY_BYTES: Final = 8_192
+_JSON: Final = "application/json"
+_CLOSING: Final = {"connection": "close"}
+
+Scope_ = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that was let in and has arrived whole."""
+
+    caller: Caller
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    name: str
+    """The id in the path; empty if there is none."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent back, and how it is counted."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = _JSON
+    outcome: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One thing that can be asked for."""
+
+    method: str
+    path: str
+    """With {id} in the place of a timer's id."""
+    name: str
+    handler: Callable[[Request], Awaitable[Answer]]
+    scope: Scope | None = Scope.READ
+    """What the key has to allow; None if no key is asked for."""
+    media_types: Sequence[str] = ()
+    """What the body may be; none of them if there is no body."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    failed: Callable[[Problem], Answer] | None = None
+    """How a problem is answered, if not as everywhere."""
+
+
+class ApiApp:
+    """Lets requests in by their key, in turns between tenants, and answers each."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        doorkeeper: Doorkeeper,
+        rate_limit: RateLimit,
+        *,
+        rate: int,
+        burst: int,
+        answered: Callable[[str, str, float], None] = lambda _name, _outcome, _seconds: None,
+        turn_limits: TurnLimits | None = None,
+        receive_timeout_s: float = RECEIVE_TIMEOUT_S,
+    ) -> None:
+        self._routes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            self._routes.setdefault(route.path, {})[route.method] = route
+        self._doorkeeper = doorkeeper
+        self._rate_limit = rate_limit
+        self._policy = f'"default";q={burst};w={max(1, round(burst / rate))}' if rate else None
+        self._answered = answered
+        self._turns: Turns[tuple[TenantId, asyncio.Future[None]]] = Turns(turn_limits)
+        self._receive_timeout_s = receive_timeout_s
+
+    async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        started = time.perf_counter()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        route: Route | None = None
+        try:
+            route, name = self._route(scope)
+            answer = await self._answer(route, name, scope, headers, receive)
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else _problem_of(error, route)
+            answer = (route.failed if route is not None and route.failed else _as_problem)(problem)
+        self._answered("rest" if route is None else route.name, answer.outcome, time.perf_counter() - started)
+        await _respond(send, answer, with_body=scope["method"] != "HEAD")
+
+    def _route(self, scope: Scope_) -> tuple[Route, str]:
+        """Find the route of a path; ids may hold anything, so they are decoded after the path is split."""
+        segments = scope["raw_path"].partition(b"?")[0].decode("latin-1").split("/")
+        path, name = "/".join(segments), ""
+        if path not in self._routes:
+            place = next((n for n, each in enumerate(segments) if each == "timers"), len(segments)) + 1
+            if place < len(segments):
+                name = _decoded(segments[place])
+                path = "/".join([*segments[:place], "{id}", *segments[place + 1 :]])
+        methods = self._routes.get(path)
+        if methods is None or (path.count("{id}") and not name):
+            raise Problem("not-found", "there is nothing at this path")
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if method not in methods:
+            allowed = ", ".join(sorted(methods))
+            raise Problem(
+                "method-not-allowed", f"{scope['method']} is not among {allowed}", headers={"allow": allowed}
+            )
+        return methods[method], name
+
+    async def _answer(
+        self, route: Route, name: str, scope: Scope_, headers: Mapping[str, str], receive: Receive
+    ) -> Answer:
+        query = _query(scope["query_string"])
+        if route.scope is None:
+            return await route.handler(Request(_NOBODY, headers, query, name))
+        # The key first: of a stranger nothing is read and nothing is told.
+        caller = await self._doorkeeper.caller(headers)
+        if caller is None:
+            raise Problem(
+                "unauthorized",
+                "send a valid key as X-API-Key, or as a bearer token in Authorization",
+                headers={"www-authenticate": "Bearer", **_CLOSING},
+            )
+        if route.scope not in caller.scopes:
+            raise Problem("forbidden", f"the key lacks the scope {route.scope.value}", headers=_CLOSING)
+        limits = self._admit(caller)
+        try:
+            body = await self._body(route, headers, receive) if route.media_types else b""
+            async with self._turn(caller):
+                answer = await route.handler(Request(caller, headers, query, name, body))
+        except Problem as problem:
+            problem.headers = {**limits, **problem.headers}
+            raise
+        return Answer(
+            answer.status, answer.body, {**limits, **answer.headers}, answer.media_type, answer.outcome
+        )
+
+    def _admit(self, caller: Caller) -> Mapping[str, str]:
+        now_s = asyncio.get_running_loop().time()
+        if wait_s := self._rate_limit.wait_s(caller.tenant_id, now_s):
+            raise _too_many(wait_s)
+        left = self._rate_limit.left(caller.tenant_id, now_s)
+        if self._policy is None or left is None:
+            return {}
+        return {"ratelimit-policy": self._policy, "ratelimit": f'"default";r={left};t=1'}
+
+    async def _body(self, route: Route, headers: Mapping[str, str], receive: Receive) -> bytes:
+        """Read the body, as much as is allowed and as long as is allowed."""
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type not in route.media_types or headers.get("content-encoding", "identity") != "identity":
+            raise Problem(
+                "unsupported-media-type",
+                f"the content type must be {' or '.join(route.media_types)}, without an encoding",
+                headers=_CLOSING,
+            )
+        most = route.max_body_bytes
+        stated = headers.get("content-length", "")
+        too_large = Problem("too-large", f"the body must be at most {most} bytes", headers=_CLOSING)
+        if stated.isdigit() and (len(stated) > 15 or int(stated) > most):
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._receive_timeout_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Problem("request-timeout", "the connection was closed", headers=_CLOSING)
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > most:
+                        raise too_large
+        except TimeoutError as error:
+            text = f"the body must arrive within {self._receive_timeout_s:g} s"
+            raise Problem("request-timeout", text, headers=_CLOSING) from error
+        return bytes(body)
+
+    @asynccontextmanager
+    async def _turn(self, caller: Caller) -> AsyncIterator[None]:
+        """Wait until it is the tenant's turn."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        room = self._turns.offer(caller.tenant_id, (caller.tenant_id, turn))
+        if room is Room.TENANT_FULL:
+            raise _too_many(FULL_RETRY_S)
+        if room is Room.FULL:
+            raise Problem(
+                "unavailable", "the service has too many requests in hand", headers=_retry_after(FULL_RETRY_S)
+            )
+        self._call_next()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._turns.done(caller.tenant_id)
+            self._call_next()
+
+    def _call_next(self) -> None:
+        while (taken := self._turns.take()) is not None:
+            tenant_id, turn = taken
+            if turn.done():  # Whoever waited has gone.
+                self._turns.done(tenant_id)
+            else:
+                turn.set_result(None)
+
+
+_NOBODY: Final = Caller(TenantId(""), frozenset())
+
+
+def _query(text: bytes) -> dict[str, str]:
+    if len(text) > MAX_QUERY_BYTES:
+        raise Problem("bad-request", f"the query must be at most {MAX_QUERY_BYTES} bytes")
+    try:
+        pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise invalid("the query must be UTF-8, percent-encoded") from error
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise invalid("no query parameter may be given twice")
+    return found
+
+
+def _decoded(segment: str) -> str:
+    try:
+        return unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError as error:
+        raise Problem("not-found", "there is nothing at this path") from error
+
+
+def _problem_of(error: Exception, route: Route | None) -> Problem:
+    """Return what the caller is told of an error, and note what an operator should know."""
+    told = error_of(error)
+    if told is UNEXPECTED:
+        name = "rest" if route is None else route.name
+        log.exception("request.failed", endpoint=name)  # noqa: LOG004 - inside the caller's handler
+    kind = {"400": "bad-request", "404": "not-found", "503": "unavailable"}.get(told.code, "internal-error")
+    headers = _retry_after(FULL_RETRY_S) if isinstance(error, TransientError) else {}
+    return Problem(kind, told.text, headers=headers)
+
+
+def _too_many(wait_s: float) -> Problem:
+    return Problem("too-many-requests", too_many(wait_s).text, headers={**_retry_after(wait_s), **_CLOSING})
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, round(seconds + 0.5)))}
+
+
+def _as_problem(problem: Problem) -> Answer:
+    return Answer(
+        problem.status, problem.body(), problem.headers, "application/problem+json", str(problem.status)
+    )
+
+
+async def _respond(send: Send, answer: Answer, *, with_body: bool) -> None:
+    headers = {
+        "content-length": str(len(answer.body)),
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+        **answer.headers,
+    }
+    if answer.body:
+        headers["content-type"] = answer.media_type
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+    await send({"type": "http.response.body", "body": answer.body if with_body else b""})

@@ -1,0 +1,80 @@
+"""Who asks: the tenant and the scopes of an API key, before anything else of a request is read."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from hmac import compare_digest
+from typing import Final
+
+from timer_service.domain.api_keys import ALL_SCOPES, MAX_KEY_CHARS, ApiKey, Scope, digest_of, key_id_of
+from timer_service.domain.messages import TenantId
+from timer_service.ports.api_keys import ApiKeyStore
+
+FRESH_S: Final = 5.0
+"""How long a revoked key may still open: it is looked up again after that."""
+MAX_KNOWN_KEYS: Final = 10_000
+_BEARER: Final = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is, and what it may do."""
+
+    tenant_id: TenantId
+    scopes: frozenset[Scope]
+
+
+class Doorkeeper:
+    """Knows the keys: those of the store, and the one of the settings."""
+
+    def __init__(
+        self,
+        keys: ApiKeyStore,
+        *,
+        now: Callable[[], datetime],
+        elapsed_s: Callable[[], float],
+        single_key: str | None = None,
+        single_tenant: str = "default",
+    ) -> None:
+        self._keys = keys
+        self._now = now
+        self._elapsed_s = elapsed_s
+        self._single = None if single_key is None else digest_of(single_key)
+        self._single_caller = Caller(TenantId(single_tenant), ALL_SCOPES)
+        self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+
+    async def caller(self, headers: Mapping[str, str]) -> Caller | None:
+        """Return whose key the headers carry; None if it is no valid one. Raises TransientError."""
+        text = _key_in(headers)
+        if text is None:
+            return None
+        if self._single is not None and compare_digest(self._single, digest_of(text)):
+            return self._single_caller
+        key_id = key_id_of(text)
+        key = None if key_id is None else await self._find(key_id)
+        if key is None or not key.opens_for(text, self._now()):
+            return None
+        return Caller(key.tenant_id, key.scopes)
+
+    async def _find(self, key_id: str) -> ApiKey | None:
+        """Look a key up, at most every few seconds: also one that there is not."""
+        now_s = self._elapsed_s()
+        known = self._known.get(key_id)
+        if known is not None and now_s - known[0] < FRESH_S:
+            return known[1]
+        key = await self._keys.get(key_id)
+        self._known[key_id] = (now_s, key)
+        self._known.move_to_end(key_id)
+        if len(self._known) > MAX_KNOWN_KEYS:
+            self._known.popitem(last=False)
+        return key
+
+
+def _key_in(headers: Mapping[str, str]) -> str | None:
+    """Return the key of a request: in X-API-Key, or as a bearer token."""
+    text = headers.get("x-api-key")
+    if text is None:
+        bearer = headers.get("authorization", "")
+        text = bearer[len(_BEARER) :].strip() if bearer[: len(_BEARER)].lower() == _BEARER else None
+    return text if text and len(text) <= MAX_KEY_CHARS else None

@@ -1,0 +1,102 @@
+"""What is sent to the REST API, and how it is read: strictly, with a pointer to each wrong field."""
+
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from timer_client import wire
+from timer_client.wire.rules import CorrelationText, ServiceCallText, Time
+from timer_service.adapters.http.problems import invalid, invalid_body, invalid_parameter
+
+MAX_DELAY_MS: Final = 10 * 365 * 86_400_000
+MAX_BATCH: Final = 1_000
+
+Read = TypeVar("Read", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """Any part of a body: what we do not know is refused, so that a misspelt field is never lost."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=False)
+
+
+class When(Body):
+    """When a timer is due."""
+
+    due_at: Time | None = Field(default=None, alias="dueAt")
+    delay_ms: int | None = Field(
+        default=None,
+        alias="delayMs",
+        ge=0,
+        le=MAX_DELAY_MS,
+        description="Instead of dueAt: so long after now",
+    )
+
+
+class TimerBody(When):
+    """A whole timer."""
+
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+
+
+class NewTimerBody(TimerBody):
+    """A whole timer and its id, which we choose if it is not given."""
+
+    service_call_id: ServiceCallText | None = Field(default=None, alias="serviceCallId")
+
+
+class BatchBody(Body):
+    """Many timers."""
+
+    timers: list[Any] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class PatchBody(When):
+    """What is to change of a timer."""
+
+    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
+
+
+def read_body(model: type[Read], body: bytes) -> Read:
+    """Read a JSON body by its model; raise Problem if a rule is broken."""
+    return read_value(model, parsed(body))
+
+
+def parsed(body: bytes) -> Any:
+    """Read a body as JSON; raise Problem if it is none."""
+    try:
+        return wire.parse_json(body)
+    except wire.WireError as error:
+        raise invalid(error.detail) from error
+
+
+def read_value(model: type[Read], value: Any, pointer: str = "") -> Read:
+    """Read what JSON held by its model; raise Problem if a rule is broken."""
+    if not isinstance(value, dict):
+        raise invalid("must be a JSON object", pointer)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid_body(error, pointer) from error
+
+
+def read_query(model: type[Read], query: Any) -> Read:
+    """Read query parameters by their model; raise Problem if a rule is broken."""
+    try:
+        return model.model_validate(query)
+    except ValidationError as error:
+        problem = invalid_body(error).errors[0]
+        raise invalid_parameter(problem.pointer.removeprefix("/"), problem.detail) from error
+
+
+def due_at(when: When, now: datetime, pointer: str = "") -> datetime | None:
+    """Return when a timer is to be due; None if nothing is said of it. Raises Problem."""
+    if when.due_at is not None and when.delay_ms is not None:
+        raise invalid("only one of dueAt and delayMs may be given", f"{pointer}/delayMs")
+    if when.delay_ms is None:
+        return when.due_at
+    try:
+        return now + timedelta(milliseconds=when.delay_ms)
+    except OverflowError as error:
+        raise invalid("must not lead beyond the year 9999", f"{pointer}/delayMs") from error

@@ -1,0 +1,115 @@
+"""What is answered in the place of a result: problem details (RFC 9457), for both dialects."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from timer_client import wire
+
+URN: Final = "urn:timer-service:problem:"
+_TITLES: Final = {
+    "bad-request": (400, "The request is not valid"),
+    "unauthorized": (401, "A valid API key is required"),
+    "forbidden": (403, "The key may not do this"),
+    "not-found": (404, "Not found"),
+    "method-not-allowed": (405, "There is no such method here"),
+    "request-timeout": (408, "The request did not arrive in time"),
+    "conflict": (409, "The timer is not in a state for this"),
+    "already-exists": (409, "There is a timer with this id"),
+    "precondition-failed": (412, "The timer is not as the request expects it"),
+    "too-large": (413, "The request is too large"),
+    "unsupported-media-type": (415, "The content type is not supported"),
+    "idempotency-key-reused": (422, "The idempotency key belongs to another request"),
+    "too-many-requests": (429, "Too many requests"),
+    "internal-error": (500, "Internal error"),
+    "unavailable": (503, "Try again"),
+}
+_SEED_CODES: Final = {401: 4, 403: 4, 404: 3, 408: 1, 429: 1, 500: 1, 503: 1}
+"""The codes of the other dialect; 2 is for all that the caller could have known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """What is wrong with one field."""
+
+    pointer: str
+    """A JSON pointer into the body; empty if it is the body as a whole."""
+    detail: str
+    parameter: str | None = None
+    """The name of a query parameter or header instead."""
+
+
+@dataclass(eq=False)
+class Problem(Exception):
+    """Ends a request with an answer that says what was wrong and what is allowed."""
+
+    kind: str
+    detail: str
+    errors: Sequence[FieldError] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """The status of the answer."""
+        return _TITLES[self.kind][0]
+
+    def body(self) -> bytes:
+        """Return the answer as JSON."""
+        return wire.write_json(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """Return the members of the answer."""
+        content: dict[str, Any] = {
+            "type": URN + self.kind,
+            "title": _TITLES[self.kind][1],
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.errors:
+            content["errors"] = [
+                {"parameter": error.parameter, "detail": error.detail}
+                if error.parameter is not None
+                else {"pointer": error.pointer, "detail": error.detail}
+                for error in self.errors
+            ]
+        content |= self.more
+        return content | {"code": _SEED_CODES.get(self.status, 2), "message": self.detail, "data": None}
+
+
+def invalid(detail: str, pointer: str = "", **more: Any) -> Problem:
+    """Return what is told of one wrong field."""
+    return Problem("bad-request", detail, (FieldError(pointer, detail),), more=more)
+
+
+def invalid_parameter(name: str, detail: str) -> Problem:
+    """Return what is told of a wrong query parameter or header."""
+    return Problem("bad-request", f"{name}: {detail}", (FieldError("", detail, name),))
+
+
+def invalid_body(error: ValidationError, prefix: str = "") -> Problem:
+    """Return what is told of a body that breaks rules, field by field."""
+    errors = [FieldError(prefix + _pointer(each["loc"]), _detail(each)) for each in error.errors()]
+    return Problem("bad-request", "; ".join(_line(each) for each in errors), errors)
+
+
+def _pointer(location: Sequence[int | str]) -> str:
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
+
+
+def _line(error: FieldError) -> str:
+    return f"{error.pointer}: {error.detail}" if error.pointer else error.detail
+
+
+def _detail(problem: Any) -> str:
+    """Say which rule was broken; never with the value, which may be a secret."""
+    match problem["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return "is not a known field"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+    return str(problem["msg"])

@@ -1,0 +1,51 @@
+"""All paths of the REST API, and the server that they are served by."""
+
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from timer_service.adapters.http.api import ApiApp, Route
+from timer_service.adapters.http.punctual import PunctualProtocol
+from timer_service.adapters.http.server import serving
+from timer_service.adapters.http.v1 import TimerHandlers
+from timer_service.domain.api_keys import Scope
+
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+MAX_CONNECTIONS: Final = 2_048
+_JSON: Final = ("application/json",)
+_PATCH: Final = ("application/merge-patch+json", "application/json")
+
+
+def v1_routes(handlers: TimerHandlers) -> Sequence[Route]:
+    """Return the paths of /v1."""
+    one = "/v1/timers/{id}"
+    return (
+        Route("POST", "/v1/timers", "rest.create", handlers.create, Scope.WRITE, _JSON),
+        Route("GET", "/v1/timers", "rest.list", handlers.list),
+        Route(
+            "POST",
+            "/v1/timers:batch",
+            "rest.batch",
+            handlers.create_many,
+            Scope.WRITE,
+            _JSON,
+            MAX_BATCH_BYTES,
+        ),
+        Route("GET", one, "rest.get", handlers.show),
+        Route("PUT", one, "rest.put", handlers.replace, Scope.WRITE, _JSON),
+        Route("PATCH", one, "rest.patch", handlers.patch, Scope.WRITE, _PATCH),
+        Route("DELETE", one, "rest.cancel", handlers.cancel, Scope.WRITE),
+    )
+
+
+def serving_api(app: ApiApp, listener: socket.socket) -> AbstractAsyncContextManager[None]:
+    """Serve the API, with a bound on its connections and on how long each may take to ask."""
+    return serving(
+        app,
+        listener,
+        http=PunctualProtocol,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        server_header=False,
+    )

@@ -1,0 +1,26 @@
+"""The settings of the REST API."""
+
+from pydantic_settings import BaseSettings
+
+from timer_service.config import checks
+from timer_service.config.fields import setting
+
+
+class ApiSettings(BaseSettings):
+    """Where the REST API is served, and to whom."""
+
+    api_host: str = setting("127.0.0.1", "Address for the REST API", "a host name or address")
+    api_port: int = setting(
+        0, "Port for the REST API; 0 disables it", "a port from 0 to 65535", ge=0, le=65_535
+    )
+    api_key: checks.ApiKeyText | None = setting(
+        None,
+        "A key of the REST API for TIMER_API_TENANT, besides those of `timer-service keys`",
+        "at least 32 printable characters without spaces",
+    )
+    api_tenant: str = setting(
+        "default",
+        "The tenant of TIMER_API_KEY",
+        "1 to 64 of A-Z a-z 0-9 _ -",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+    )

@@ -1,0 +1,137 @@
+"""The REST API in process: memory adapters, a clock that the test moves, and a client without a network."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.timers import ACME, GLOBEX
+from timer_service.adapters.http.api import ApiApp
+from timer_service.adapters.http.auth import Doorkeeper
+from timer_service.adapters.http.rest import v1_routes
+from timer_service.adapters.http.v1 import TimerHandlers
+from timer_service.adapters.no_broker import NoBroker
+from timer_service.domain.admission import RateLimit
+from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of
+from timer_service.domain.messages import TenantId
+from timer_service.ports.health import Health, Recent
+from timer_service.testing import ManualClock, MemoryApiKeys, MemoryTimerStore
+from timer_service.timers import Timers
+
+KEYS = {ACME: "tmr_acme_secret", GLOBEX: "tmr_globex_secret"}
+JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Site:
+    """A service that is asked over HTTP alone."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    store: MemoryTimerStore = field(default_factory=MemoryTimerStore)
+    keys: MemoryApiKeys = field(default_factory=MemoryApiKeys)
+    rate: int = 0
+    burst: int = 500
+    has_broker: bool = True
+    woken: list[Any] = field(default_factory=list)
+    receive_timeout_s: float = 10.0
+
+    async def open(self) -> "Site":
+        for tenant, text in KEYS.items():
+            await self.add_key(text, tenant, ALL_SCOPES)
+        source = NoBroker(self.store).source
+        self.timers = Timers(
+            instance="one",
+            store=self.store,
+            source=source,
+            clock=self.clock,
+            wake_for=self.woken.append,
+            accept_clock_step=lambda: 0.0,
+            broker=lambda: None,
+            health=lambda: Health(None, {}),
+            recent=lambda: Recent(0, 0, None, None),
+            counted=lambda _: None,
+        )
+        handlers = TimerHandlers(self.timers, self.clock.now, has_broker=self.has_broker)
+        self.app = ApiApp(
+            v1_routes(handlers),
+            Doorkeeper(self.keys, now=self.clock.now, elapsed_s=lambda: self.clock.elapsed_s),
+            RateLimit(self.rate, self.burst),
+            rate=self.rate,
+            burst=self.burst,
+            receive_timeout_s=self.receive_timeout_s,
+        )
+        return self
+
+    async def add_key(self, text: str, tenant: TenantId, scopes: frozenset[Scope]) -> None:
+        key_id = text.split("_")[1]
+        await self.keys.add(ApiKey(key_id, tenant, scopes, digest_of(text), self.clock.now()))
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        tenant: str | None = ACME,
+        chunks: Iterable[bytes] | None = None,
+        **headers: Any,
+    ) -> Reply:
+        """Send a request; header names are given with _ for -."""
+        sent = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+        if tenant is not None:
+            sent.setdefault("x-api-key", KEYS[TenantId(tenant)])
+        if body is not None or chunks is not None:
+            sent.setdefault("content-type", "application/json")
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        return await call(self.app, method, path, sent, [raw] if chunks is None else chunks)
+
+
+async def call(app: Any, method: str, path: str, headers: dict[str, str], chunks: Iterable[bytes]) -> Reply:
+    """Send one request to an application."""
+    raw_path, _, query = path.partition("?")
+    parts = list(chunks) or [b""]
+    sent: list[dict[str, Any]] = []
+    waiting = [
+        {"type": "http.request", "body": part, "more_body": number < len(parts)}
+        for number, part in enumerate(parts, start=1)
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return waiting.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": raw_path,
+        "raw_path": raw_path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+    }
+    await app(scope, receive, send)
+    start, *rest = sent
+    return Reply(
+        start["status"],
+        {name.decode(): value.decode("latin-1") for name, value in start["headers"]},
+        b"".join(part["body"] for part in rest),
+    )
+
+
+@asynccontextmanager
+async def open_site(**values: Any) -> AsyncIterator[Site]:
+    """Open the API on memory adapters."""
+    yield await Site(**values).open()

@@ -1,0 +1,124 @@
+"""Keys of the REST API: who is let in, and for how long."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from tests.support.timers import ACME, at
+from timer_service.adapters.http.auth import FRESH_S, MAX_KNOWN_KEYS, Caller, Doorkeeper
+from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of, key_id_of
+from timer_service.testing import ManualClock, MemoryApiKeys
+
+TEXT = "tmr_a1_secret"
+KEY = ApiKey("a1", ACME, frozenset({Scope.READ}), digest_of(TEXT), at(0))
+SINGLE = "s" * 32
+
+
+class CountingKeys(MemoryApiKeys):
+    asked = 0
+
+    async def get(self, key_id: str) -> ApiKey | None:
+        self.asked += 1
+        return await super().get(key_id)
+
+
+@dataclass
+class Door:
+    clock: ManualClock = field(default_factory=ManualClock)
+    keys: CountingKeys = field(default_factory=CountingKeys)
+
+    def keeper(self, **settings: Any) -> Doorkeeper:
+        return Doorkeeper(self.keys, now=self.clock.now, elapsed_s=lambda: self.clock.elapsed_s, **settings)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-api-key": TEXT}, {"authorization": f"Bearer {TEXT}"}, {"authorization": f"bearer  {TEXT}"}],
+)
+async def test_a_key_opens_for_its_tenant_with_its_scopes(headers: dict[str, str]) -> None:
+    door = Door()
+    await door.keys.add(KEY)
+
+    assert await door.keeper().caller(headers) == Caller(ACME, frozenset({Scope.READ}))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-api-key": ""},
+        {"x-api-key": "tmr_a1_other"},
+        {"x-api-key": "tmr_b2_secret"},
+        {"x-api-key": "tmr_a1"},
+        {"x-api-key": "a1"},
+        {"x-api-key": TEXT + "x" * 600},
+        {"authorization": f"Basic {TEXT}"},
+        {"authorization": "Bearer"},
+    ],
+)
+async def test_nothing_else_opens(headers: dict[str, str]) -> None:
+    door = Door()
+    await door.keys.add(KEY)
+
+    assert await door.keeper(single_key=SINGLE).caller(headers) is None
+
+
+async def test_a_key_that_has_expired_or_was_revoked_does_not_open() -> None:
+    door = Door()
+    await door.keys.add(replace(KEY, expires_at=at(10)))
+    keeper = door.keeper()
+    valid = await keeper.caller({"x-api-key": TEXT})
+
+    door.clock.advance(10)
+
+    assert (valid is not None, await keeper.caller({"x-api-key": TEXT})) == (True, None)
+
+
+async def test_a_revocation_is_seen_within_five_seconds_and_a_key_is_not_looked_up_at_every_request() -> None:
+    door = Door()
+    await door.keys.add(KEY)
+    keeper = door.keeper()
+    for _ in range(10):
+        await keeper.caller({"x-api-key": TEXT})
+    looked_up = door.keys.asked
+
+    await door.keys.revoke("a1", at(1))
+    door.clock.advance(FRESH_S)
+
+    assert (looked_up, await keeper.caller({"x-api-key": TEXT})) == (1, None)
+
+
+async def test_two_keys_of_a_tenant_are_valid_at_once() -> None:
+    door = Door()
+    second = "tmr_a2_secret"
+    await door.keys.add(KEY)
+    await door.keys.add(replace(KEY, id="a2", digest=digest_of(second)))
+    keeper = door.keeper()
+
+    assert await keeper.caller({"x-api-key": TEXT}) == await keeper.caller({"x-api-key": second})
+
+
+async def test_the_key_of_the_settings_opens_for_its_tenant() -> None:
+    keeper = Door().keeper(single_key=SINGLE, single_tenant="acme")
+
+    assert await keeper.caller({"x-api-key": SINGLE}) == Caller(ACME, ALL_SCOPES)
+
+
+async def test_a_flood_of_unknown_keys_takes_no_more_than_a_bounded_memory() -> None:
+    keeper = Door().keeper()
+
+    for number in range(MAX_KNOWN_KEYS + 10):
+        await keeper.caller({"x-api-key": f"tmr_{number}_x"})
+
+    assert len(keeper._known) == MAX_KNOWN_KEYS
+
+
+def test_the_id_of_a_key_is_what_stands_between_the_underscores() -> None:
+    assert [key_id_of(text) for text in (TEXT, "tmr_a1_x_y-_", "tmr__x", "x_a1_y", "tmr_a1_")] == [
+        "a1",
+        "a1",
+        None,
+        None,
+        None,
+    ]
