@@ -99,7 +99,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "mark before publish": lambda: _together(
         rewritten(
             fire_due_timers,
-            "publish_due_timers",
+            "_publish",
             (
                 "        results = await sink.publish(events) if events else []\n",
                 """\
@@ -109,7 +109,6 @@ PLANTED: dict[str, Callable[[], Change]] = {
 """,
             ),
         ),
-        _as_imported(fire_due_timers, "publish_due_timers", by=fire),
     ),
     "acknowledge before commit": lambda: _together(
         rewritten(
@@ -210,15 +209,15 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ('milliseconds + 1 if fraction[3:].strip("0") else milliseconds', "milliseconds"),
     ),
     "a new due time keeps the generation": lambda: rewritten(
-        rules, "_schedule", ("timer.generation + 1 if moved", "timer.generation if moved")
+        rules, "_schedule", ("_next_generation(timer) if moved else {}", "{}")
     ),
     "a reached timer is scheduled again": lambda: _together(
         rewritten(
             rules,
             "apply",
             (
-                "timer.state is TimerState.REACHED",
-                "timer.state is TimerState.REACHED and not isinstance(command, ScheduleTimer)",
+                "timer.state in FINAL",
+                "timer.state in FINAL and not isinstance(command, ScheduleTimer)",
             ),
         ),
         rewritten(
@@ -317,7 +316,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "a request changes a timer that is being fired": lambda: _together(
         rewritten(
-            exclusion.Exclusion, "requesting", ("closed = self._claimed | self._wanted", "closed = set()")
+            exclusion.Exclusion,
+            "requesting",
+            ("closed = self._claimed.union(*self._wanted.values())", "closed = set()"),
         ),
         rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
     ),

@@ -150,6 +150,7 @@ def test_firings_are_summed_up_with_the_latest_of_them() -> None:
         "log_level": "info",
         "batches": 3,
         "timers": 3,
+        "expired": 0,
         "superseded": 1,
         "max_lateness_ms": 9000,
     }

@@ -671,6 +671,7 @@ async def test_the_log_tells_of_each_batch_in_one_line() -> None:
         "log_level": "info",
         "batches": 1,
         "timers": 2,
+        "expired": 0,
         "superseded": 0,
         "max_lateness_ms": 2000,
     }

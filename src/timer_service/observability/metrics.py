@@ -15,7 +15,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from timer_service.domain.messages import TenantId
+from timer_service.domain.messages import DueTimeReached, TenantId
 from timer_service.observability.recent import RecentWork
 from timer_service.ports.health import Recent
 from timer_service.ports.timer_store import StoreCounts
@@ -54,6 +54,7 @@ class _Table:
     )
     redeliveries: Counter = _counter("timer_redeliveries", "Messages delivered more than once")
     fired: Counter = _counter("timer_schedules_processed", "Timers fired: confirmed by the broker")
+    expired: Counter = _counter("timer_schedules_expired", "Timers that were told as expired")
     publish_failures: Counter = _counter("timer_publish_failures", "Events not confirmed, by kind", "kind")
     lateness: Histogram = _histogram(
         "timer_lateness_seconds", "From the due time to the broker's confirmation", buckets=LATENESS_BUCKETS_S
@@ -163,10 +164,13 @@ class Metrics:
             table.publish_failures.labels(result.outcome.name.lower()).inc()
         if not report.confirmed:
             return
-        table.fired.inc(len(report.confirmed))
+        # What has expired is late by what its sender asked for.
+        reached = [event for event in report.confirmed if isinstance(event, DueTimeReached)]
+        table.fired.inc(len(reached))
+        table.expired.inc(len(report.confirmed) - len(reached))
         table.batch_size.labels("timers").observe(len(report.confirmed))
-        lateness_s = [(report.confirmed_at - event.due_at).total_seconds() for event in report.confirmed]
-        for event, late_s in zip(report.confirmed, lateness_s, strict=True):
+        lateness_s = [(report.confirmed_at - event.due_at).total_seconds() for event in reached]
+        for event, late_s in zip(reached, lateness_s, strict=True):
             table.lateness.observe(max(0.0, late_s))
             if self._max_tenants:
                 table.tenant_lateness.labels(self._tenant_label(event.tenant_id)).observe(max(0.0, late_s))

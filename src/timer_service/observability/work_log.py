@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import structlog
 
 from timer_service.domain.errors import RefusalReason
+from timer_service.domain.messages import TimerExpired
 from timer_service.observability.log_summary import Later, LogSummary, on_this_loop
 from timer_service.ports.command_source import Refusal
 from timer_service.workflows.catch_up import CatchUpChange
@@ -32,6 +33,7 @@ class _Refused:
 class _Fired:
     batches: int
     timers: int
+    expired: int
     superseded: int
     max_lateness_ms: int
 
@@ -62,6 +64,7 @@ class WorkLog:
                 _Fired(
                     batches=1,
                     timers=len(report.confirmed),
+                    expired=sum(isinstance(event, TimerExpired) for event in report.confirmed),
                     superseded=len(report.confirmed) - report.marked,
                     max_lateness_ms=round((report.confirmed_at - oldest).total_seconds() * 1000),
                 )
@@ -91,6 +94,7 @@ def _add_fired(one: _Fired, other: _Fired) -> _Fired:
     return _Fired(
         one.batches + other.batches,
         one.timers + other.timers,
+        one.expired + other.expired,
         one.superseded + other.superseded,
         max(one.max_lateness_ms, other.max_lateness_ms),
     )
@@ -116,6 +120,7 @@ def _tell_fired(found: _Fired) -> None:
         "batch.fired",
         batches=found.batches,
         timers=found.timers,
+        expired=found.expired,
         superseded=found.superseded,
         max_lateness_ms=found.max_lateness_ms,
     )

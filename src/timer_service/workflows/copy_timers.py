@@ -108,6 +108,11 @@ def _line(timer: Timer) -> bytes:
         _place(timer.due_position),
         _place(timer.correlation_position),
         _place(timer.trace_position),
+        _place(timer.first_position),
+        str(timer.first_if_absent),
+        str(timer.expires_after_ms),
+        _shown(timer.expired_at),
+        timer.verdict or "",
         timer.trace.parent if timer.trace else "",
         timer.trace.state or "" if timer.trace else "",
     )
