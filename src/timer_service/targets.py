@@ -3,11 +3,14 @@
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 from urllib.parse import SplitResult, quote, urlsplit
 
 MAX_URL_BYTES: Final = 2_048
+MAX_REMEMBERED: Final = 2_048
+"""URLs that were read before: most callbacks go to a few."""
 SCHEMES: Final = {"http": 80, "https": 443}
 ALLOWED_URL: Final = (
     f"an http:// or https:// URL of at most {MAX_URL_BYTES} bytes, without user name, password or fragment"
@@ -182,19 +185,13 @@ class Target:
     host: str
     """A name in ASCII, or an IP address without brackets."""
     port: int
+    address: str | None = None
+    """The host if it is an IP address."""
 
     @property
     def origin(self) -> str:
         """What the limits of a receiver are counted by."""
         return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
-
-    @property
-    def address(self) -> str | None:
-        """The host if it is an IP address."""
-        try:
-            return str(ipaddress.ip_address(self.host))
-        except ValueError:
-            return None
 
 
 def read_target(text: str, rules: AddressRules | None = None) -> Target:
@@ -202,6 +199,16 @@ def read_target(text: str, rules: AddressRules | None = None) -> Target:
 
     Raises ValueError with what is wrong. A name is not looked up: its addresses are checked when dialled.
     """
+    target = _read(text)
+    if rules is not None and target.address is not None:
+        reason = rules.denial(target.address, target.port)
+        if reason is not None:
+            raise ValueError(f"names an address that is not called: {target.address} ({reason})")
+    return target
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _read(text: str) -> Target:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_URL_BYTES:
         raise ValueError(f"is longer than {MAX_URL_BYTES} bytes")
     if any(character <= " " or character in "\x7f\\" for character in text):
@@ -215,10 +222,6 @@ def read_target(text: str, rules: AddressRules | None = None) -> Target:
     target = _target(scheme, _ascii_host(parts.hostname or ""), port, parts.path, parts.query)
     if len(target.url) > MAX_URL_BYTES:
         raise ValueError(f"is longer than {MAX_URL_BYTES} bytes when it is percent-encoded")
-    if rules is not None and target.address is not None:
-        reason = rules.denial(target.address, target.port)
-        if reason is not None:
-            raise ValueError(f"names an address that is not called: {target.address} ({reason})")
     return target
 
 
@@ -240,7 +243,14 @@ def _target(scheme: str, host: str, port: int | None, path: str, query: str) -> 
     encoded = quote(path or "/", safe="/%:@!$&'()*+,;=~-._")
     if query:
         encoded += "?" + quote(query, safe="/%:@!$&'()*+,;=~-._?")
-    return Target(f"{scheme}://{place}{encoded}", scheme, host, port or SCHEMES[scheme])
+    return Target(f"{scheme}://{place}{encoded}", scheme, host, port or SCHEMES[scheme], _address(host))
+
+
+def _address(host: str) -> str | None:
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
 
 
 def _bracketed(host: str) -> str:

@@ -110,7 +110,9 @@ def test_a_url_is_brought_into_one_form(text: str, url: str, origin: str | None)
 
 
 def test_a_target_knows_its_parts() -> None:
-    assert read_target("http://10.0.0.1:81/x") == Target("http://10.0.0.1:81/x", "http", "10.0.0.1", 81)
+    assert read_target("http://10.0.0.1:81/x") == Target(
+        "http://10.0.0.1:81/x", "http", "10.0.0.1", 81, address="10.0.0.1"
+    )
 
 
 @pytest.mark.parametrize(

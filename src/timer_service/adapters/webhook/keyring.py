@@ -68,17 +68,23 @@ class Keyring:
 
     async def secrets_for(self, tenant_id: TenantId, kind: Signing) -> TenantSecrets:
         """Return a tenant's secrets, at most a few seconds old, with at least one key of the kind."""
+        found = self._fresh(tenant_id)
+        if found is not None and found.keys(kind, self._now()):
+            return found
         lock = self._reading.setdefault(tenant_id, asyncio.Lock())
         async with lock:  # So that a burst of one tenant reads once.
-            read_at, found = self._cached.get(tenant_id, (0.0, None))
-            if found is None or self._elapsed_s() - read_at > FRESH_S:
-                found = await self.read(tenant_id)
+            found = self._fresh(tenant_id) or await self.read(tenant_id)
             if not found.keys(kind, self._now()):
                 await self._store.add_secret(
                     self._sealed_key(tenant_id, new_key(kind), _next_name(found, kind))
                 )
                 found = await self.read(tenant_id)
         return found
+
+    def _fresh(self, tenant_id: TenantId) -> TenantSecrets | None:
+        """Return what was read a moment ago."""
+        read_at, found = self._cached.get(tenant_id, (0.0, None))
+        return found if self._elapsed_s() - read_at <= FRESH_S else None
 
     async def read(self, tenant_id: TenantId) -> TenantSecrets:
         """Return a tenant's secrets as they are now."""

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -18,11 +17,11 @@ from yarl import URL
 
 from timer_service.adapters.callback_headers import HeaderVault, secrets_named, with_secrets
 from timer_service.adapters.sealing import NotOpened
+from timer_service.adapters.webhook.connector import ATTEMPT, Attempt, Pace, WatchedConnector
 from timer_service.adapters.webhook.failures import result_of
 from timer_service.adapters.webhook.guard import MakeSocket, guarded
 from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.adapters.webhook.message import Message, build_message
-from timer_service.adapters.webhook.pace import Pace
 from timer_service.adapters.webhook.resolver import GuardedResolver, LookUp, look_up
 from timer_service.domain.delivery import (
     Answered,
@@ -57,16 +56,6 @@ class SenderOptions:
     make_socket: MakeSocket = socket.socket
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """What became known about the connection of an attempt."""
-
-    is_tls: bool
-    reuses: int = 0
-    is_reused: bool = False
-    answer: Answered | None = None
-
-
 @asynccontextmanager
 async def open_sender(
     keyring: Keyring, vault: HeaderVault, options: SenderOptions
@@ -90,7 +79,8 @@ def _session(
     # Through a proxy every connection is one to the proxy, which the operator has named.
     rules = options.rules if options.proxy is None else AddressRules(read_allowed("0.0.0.0/0, ::/0"))
     connect = partial(
-        aiohttp.TCPConnector,
+        WatchedConnector,
+        pace,
         limit=0,  # The workflow has the limits, and they are fair.
         ssl=context,
         resolver=GuardedResolver(rules, options.look_up),
@@ -105,26 +95,7 @@ def _session(
         proxy=options.proxy,
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
         skip_auto_headers=("accept-encoding", "content-type"),
-        trace_configs=[_watching(pace)],
     )
-
-
-def _watching(pace: Pace) -> aiohttp.TraceConfig:
-    """Return what notes whether a connection was used before, and spaces out TLS handshakes."""
-    watching = aiohttp.TraceConfig()
-
-    async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.is_reused = True
-        context.trace_request_ctx.reuses += 1
-
-    async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.is_reused = False
-        if context.trace_request_ctx.is_tls:
-            await pace.turn()
-
-    watching.on_connection_reuseconn.append(reused)
-    watching.on_connection_create_start.append(connecting)
-    return watching
 
 
 class HttpCallbackSender:
@@ -148,7 +119,8 @@ class HttpCallbackSender:
     async def send(self, request: CallbackRequest) -> CallResult:
         """Sign and send one request; whatever goes wrong is a result."""
         timeout = request.callback.timeout
-        attempt = _Attempt(is_tls=request.callback.url.lower().startswith("https:"))
+        attempt = Attempt()
+        ATTEMPT.set(attempt)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 prepared = await self.prepare(request)
@@ -183,7 +155,7 @@ class HttpCallbackSender:
         keys = secrets.keys(callback.signing, request.sent_at)
         return build_message(request, target.url, with_secrets(headers, named), keys)
 
-    async def _call(self, message: Message, attempt: _Attempt) -> CallResult:
+    async def _call(self, message: Message, attempt: Attempt) -> CallResult:
         try:
             return await self._exchange(self._session, message, attempt)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
@@ -198,16 +170,13 @@ class HttpCallbackSender:
         except aiohttp.ClientError as error:
             return result_of(error)
 
-    async def _exchange(
-        self, session: aiohttp.ClientSession, message: Message, attempt: _Attempt
-    ) -> Answered:
+    async def _exchange(self, session: aiohttp.ClientSession, message: Message, attempt: Attempt) -> Answered:
         response = await session.request(
             message.method,
             URL(message.url, encoded=True),
             headers=message.headers,
             data=message.body or None,
             allow_redirects=False,
-            trace_request_ctx=attempt,
         )
         attempt.answer = answer = _answer(response)
         try:
