@@ -13,8 +13,11 @@ from nats.js.api import DeliverPolicy
 from tests.support import messages
 from tests.support.broker import NatsServer
 from tests.support.team import Team, team
-from timer_client import RequestRefused, ServiceAway
+from timer_client import RequestRefused, ServiceAway, Timers
 from timer_client.clock import ClockClient
+from timer_client.subjects import Subjects
+from timer_service.adapters.codec import decode_command
+from timer_service.domain.messages import Position
 from timer_service.testing import START
 from timer_service.testing.kit import running_service
 from timer_service.testing.virtual import VirtualService
@@ -100,6 +103,36 @@ async def test_to_move_to_the_same_moment_again_changes_nothing(
 
     assert (once.published, again.published) == (1, 0)
     assert once.now == again.now
+
+
+def _delayed(call: str, delay_ms: int) -> dict[str, Any]:
+    command = messages.schedule("acme", call, START)
+    return messages.with_payload(command, dueAt=messages.ABSENT, delayMs=delay_ms)
+
+
+async def test_a_delay_counts_from_the_virtual_clock(shared_broker: NatsServer, prefix: str) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        body = messages.encode(_delayed("order-1", 60_000))
+        await other.jetstream.publish(f"{prefix}.commands.acme.ScheduleTimer", body)
+        request = messages.encode({"serviceCallId": "order-2", "delayMs": 60_000})
+        await other.client.request(f"{prefix}.api.acme.schedule", request)
+        await virtual.walk.advance_to(START)
+        timers = Timers(other.client, tenant="acme", prefix=prefix)
+
+        assert [timer.due_at async for timer in timers.list()] == [START + timedelta(minutes=1)] * 2
+
+
+async def test_a_delay_that_is_delivered_again_later_leaves_its_timer_alone(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    async with opened(shared_broker, prefix) as (virtual, other):
+        subject, body = f"{prefix}.commands.acme.ScheduleTimer", messages.encode(_delayed("order-1", 60_000))
+        for moment in (START, START + timedelta(hours=1)):
+            command = decode_command(Subjects(prefix), subject, body, Position(1, 1), delays_from=moment)
+            await virtual.store.apply([command], moment)
+        timers = Timers(other.client, tenant="acme", prefix=prefix)
+
+        assert (await timers.get("order-1")).due_at == START + timedelta(minutes=1)
 
 
 async def test_who_does_not_acknowledge_is_named(shared_broker: NatsServer, prefix: str) -> None:

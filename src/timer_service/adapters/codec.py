@@ -36,13 +36,18 @@ def decode_command(
     body: bytes,
     position: Position,
     headers: Mapping[str, str] | None = None,
+    delays_from: datetime | None = None,
 ) -> Command:
-    """Return the command in a message, or raise CommandRefused with the reason."""
+    """Return the command in a message, or raise CommandRefused with the reason.
+
+    A delay counts from the broker's time of storing, which is the same when the command is delivered again,
+    unless another moment is given.
+    """
     try:
         tenant_id, command_type = _read_subject(subjects, subject)
         trace = read_trace(headers) if headers else None
         plain = decode_plain(body, tenant_id, command_type, position, trace)
-        return plain or decode_carefully(body, tenant_id, command_type, position, trace)
+        return plain or decode_carefully(body, tenant_id, command_type, position, trace, delays_from)
     except wire.WireError as error:
         raise CommandRefused(RefusalReason(error.kind), error.detail[:_MAX_DETAIL]) from error
 
@@ -66,7 +71,12 @@ def decode_plain(
 
 
 def decode_carefully(
-    body: bytes, tenant_id: TenantId, command_type: str, position: Position, trace: Trace | None
+    body: bytes,
+    tenant_id: TenantId,
+    command_type: str,
+    position: Position,
+    trace: Trace | None,
+    delays_from: datetime | None = None,
 ) -> Command:
     """Return the command step by step, or raise WireError with what is wrong."""
     envelope = wire.read_envelope(body)
@@ -89,8 +99,7 @@ def decode_carefully(
         return ScheduleTimer(
             tenant_id,
             service_call,
-            # The broker's time of storing: it is the same when the command is delivered again.
-            payload.due_from(EPOCH + timedelta(microseconds=position.stored_us)),
+            payload.due_from(delays_from or EPOCH + timedelta(microseconds=position.stored_us)),
             correlation or None,
             position,
             trace,

@@ -90,14 +90,14 @@ class DevMode:
         from timer_service.testing import virtual  # noqa: PLC0415
         from timer_service.testing.virtual_clock import VirtualClock  # noqa: PLC0415
 
-        if self.hostile:
-            parts = virtual.hostile(parts)
         if self.starts_at is None:
-            async with open_service(settings, instance, parts) as service:
+            async with open_service(settings, instance, virtual.hostile(parts)) as service:
                 yield service
             return
         if self.folder is None:
             parts = virtual.in_memory(parts)
         clock = VirtualClock(self.starts_at)
-        async with virtual.open_virtual_service(settings, instance, clock, parts) as opened:
+        async with virtual.open_virtual_service(
+            settings, instance, clock, parts, hostile_delivery=self.hostile
+        ) as opened:
             yield opened.service

@@ -22,7 +22,7 @@ from timer_service.domain.timer import TimerState
 from timer_service.service.run import run_service
 from timer_service.testing.clock import START
 from timer_service.testing.store import MemoryTimerStore
-from timer_service.testing.virtual import VirtualService, hostile, in_memory, open_virtual_service
+from timer_service.testing.virtual import VirtualService, in_memory, open_virtual_service
 from timer_service.testing.virtual_clock import VirtualClock
 from timer_service.testing.walk import USUAL_LIMITS, Walk, WalkLimits
 from timer_service.waiting import first_done, owned
@@ -45,11 +45,12 @@ async def running_service(
     limits: WalkLimits = USUAL_LIMITS,
 ) -> AsyncIterator[VirtualService]:
     """Run the service in this event loop until the block ends; inside, it takes commands and requests."""
-    parts = hostile(in_memory()) if hostile_delivery else in_memory()
     settings = _settings(broker_url=broker_url, subject_prefix=prefix, http_port=0)
     clock, stop = VirtualClock(starts_at), asyncio.Event()
     async with (
-        open_virtual_service(settings, f"{prefix}-test", clock, parts, limits) as virtual,
+        open_virtual_service(
+            settings, f"{prefix}-test", clock, in_memory(), limits, hostile_delivery=hostile_delivery
+        ) as virtual,
         owned(run_service(virtual.service, stop), _until_ready(virtual)) as (running, ready),
     ):
         await first_done(running, ready)

@@ -10,6 +10,7 @@ import nats
 from nats.aio.client import Client
 
 from timer_service.adapters.nats.bus import NatsBus, NatsMeans
+from timer_service.adapters.nats.sink import NatsEventSink
 from timer_service.bootstrap import REAL_PARTS, Parts, open_service
 from timer_service.config import Settings, nats_connect_options
 from timer_service.service.run import Service
@@ -34,6 +35,16 @@ def hostile(parts: Parts = REAL_PARTS) -> Parts:
     return replace(parts, make_bus=partial(NatsBus, means=NatsMeans(make_sink=HostileEventSink)))
 
 
+def _on(clock: VirtualClock, parts: Parts, *, hostile_delivery: bool) -> Parts:
+    """Take all time from the clock: a delay counts from when the service takes the command.
+
+    That is when it was sent, because time does not move while commands wait.
+    """
+    make_sink = HostileEventSink if hostile_delivery else NatsEventSink
+    means = NatsMeans(delays_from=clock.now, make_sink=make_sink)
+    return replace(parts, make_clock=lambda _: clock, make_bus=partial(NatsBus, means=means))
+
+
 @asynccontextmanager
 async def _open_in_memory(_: Settings, __: Callable[[], datetime]) -> AsyncIterator[OpenedStore]:
     yield OpenedStore(MemoryTimerStore(), MemorySecretStore(), MemoryApiKeys())
@@ -55,6 +66,8 @@ async def open_virtual_service(
     clock: VirtualClock,
     parts: Parts = REAL_PARTS,
     limits: WalkLimits = USUAL_LIMITS,
+    *,
+    hostile_delivery: bool = False,
 ) -> AsyncIterator[VirtualService]:
     """Build the service with this clock, and serve the requests that move it."""
     opened: list[Store] = []
@@ -65,7 +78,7 @@ async def open_virtual_service(
             opened.append(store.store)
             yield store
 
-    virtual = replace(parts, make_clock=lambda _: clock, open_store=open_and_keep)
+    virtual = replace(_on(clock, parts, hostile_delivery=hostile_delivery), open_store=open_and_keep)
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(open_service(settings, instance, virtual))
         client = await stack.enter_async_context(_connection(settings))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from timer_service.adapters.nats.backlog import BacklogQuestions
@@ -29,6 +30,8 @@ class NatsMeans:
     session: SessionMeans = field(default_factory=SessionMeans)
     confirm_timeout_s: float = CONFIRM_TIMEOUT_S
     letter_limits: LetterLimits = field(default_factory=LetterLimits)
+    delays_from: Callable[[], datetime] | None = None
+    """From when the delay of a command counts; None for the broker's time of storing."""
     make_sink: Callable[[NatsOptions, Publisher, Outage], NatsEventSink] = NatsEventSink
 
 
@@ -59,7 +62,9 @@ class NatsBus:
         self._replies = replies = Replies(positions)
         self.letters = Letters(options, clock, publisher, replies.send, letters_dropped, means.letter_limits)
         elapsed_s = means.session.elapsed_s
-        self.inbox = Inbox(options, positions, replies, self.letters, outage, signals.over, elapsed_s)
+        self.inbox = Inbox(
+            options, positions, replies, self.letters, outage, signals.over, elapsed_s, means.delays_from
+        )
         self.sink = means.make_sink(options, publisher, outage)
         self.source = NatsCommandSource(
             options, outage, positions, questions, self.inbox, replies, meet_history

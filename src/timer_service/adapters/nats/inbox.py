@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -72,6 +73,7 @@ class Inbox:
         outage: Outage,
         over: asyncio.Event,
         elapsed_s: Callable[[], float] = time.monotonic,
+        delays_from: Callable[[], datetime] | None = None,
     ) -> None:
         next_of = f"{options.streams.commands}.{CONSUMER_NAME}"
         self._next_subject = f"{options.api_prefix}.CONSUMER.MSG.NEXT.{next_of}"
@@ -83,6 +85,7 @@ class Inbox:
         self._outage = outage
         self._over = over
         self._elapsed_s = elapsed_s
+        self._delays_from = delays_from
         self._client: TolerantClient | None = None
         self._subscription: Subscription | None = None
         self._inbox = ""
@@ -151,7 +154,8 @@ class Inbox:
             self._positions.set_aside(message.reply)
         else:
             times, epoch = delivery.times_delivered, self._positions.epoch
-            self.buffer.put(read_incoming(self._subjects, message, position, times, epoch))
+            now = None if self._delays_from is None else self._delays_from()
+            self.buffer.put(read_incoming(self._subjects, message, position, times, epoch, now))
 
     def _ends_a_pull(self) -> bool:
         # The broker serves pulls in order; if not, the expiry corrects the count.

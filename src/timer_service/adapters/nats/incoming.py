@@ -1,5 +1,6 @@
 """A message that the broker has delivered: what it says of the message, and what the message says."""
 
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from nats.aio.msg import Msg
@@ -49,10 +50,19 @@ def read_delivery(reply: str) -> Delivery:
     )
 
 
-def read_incoming(subjects: Subjects, message: Msg, position: Position, times: int, epoch: int) -> Incoming:
+def read_incoming(
+    subjects: Subjects,
+    message: Msg,
+    position: Position,
+    times: int,
+    epoch: int,
+    delays_from: datetime | None = None,
+) -> Incoming:
     """Read a delivered message, or find out why it cannot be read."""
     try:
-        command = codec.decode_command(subjects, message.subject, message.data, position, message.headers)
+        command = codec.decode_command(
+            subjects, message.subject, message.data, position, message.headers, delays_from
+        )
     except CommandRefused as error:
         # What the error says, not the error: its traceback would keep the whole message in memory.
         refusal = Refusal(error.reason, error.detail, message.subject, position.sequence)
