@@ -15,6 +15,8 @@ def nats_connect_options(settings: Settings) -> dict[str, Any]:
         "servers": settings.broker_url.split(","),
         "inbox_prefix": settings.broker_inbox_prefix,
     }
+    if settings.broker_url.startswith("ws"):
+        _enable_websockets()
     if settings.broker_user is not None and settings.broker_password is not None:
         options |= {"user": settings.broker_user, "password": settings.broker_password.get_secret_value()}
     if settings.broker_token is not None:
@@ -26,6 +28,15 @@ def nats_connect_options(settings: Settings) -> dict[str, Any]:
     if settings.broker_tls_ca or settings.broker_tls_cert:
         options["tls"] = _tls_context(settings)
     return options
+
+
+def _enable_websockets() -> None:
+    """Give nats-py the HTTP client that it uses for WebSockets: `timer_service` has kept it from loading it."""
+    import aiohttp  # noqa: PLC0415 - most services do not need it
+    import multidict  # noqa: PLC0415
+    from nats.aio import transport  # noqa: PLC0415
+
+    vars(transport).update(aiohttp=aiohttp, multidict=multidict)
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext:

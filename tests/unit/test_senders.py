@@ -1,0 +1,88 @@
+"""The sender that the settings ask for, opened when it is needed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.callbacks import request_to
+from tests.support.patience import PATIENCE_S
+from tests.support.receiver import receiving
+from tests.support.timers import at
+from timer_service.config import load_settings
+from timer_service.domain.delivery import Blocked, Trouble, Unreachable
+from timer_service.domain.errors import InvalidConfiguration
+from timer_service.senders import address_rules, open_callback_sender
+from timer_service.testing.secrets import MemorySecretStore
+
+POSTGRES = "postgresql://localhost/timers"
+
+
+def opened(folder: Path, *, at_once: bool = False, **settings: Any) -> Any:
+    """Return a sender for a database in the folder."""
+    loaded = load_settings(**{"db_path": folder / "timers.db"} | settings)
+    return open_callback_sender(loaded, MemorySecretStore(), lambda: at(0), lambda: 0.0, at_once=at_once)
+
+
+def test_a_service_without_callbacks_loads_no_http_client() -> None:
+    loaded = "sorted({'aiohttp.client', 'idna'} & sys.modules.keys())"
+    code = f"import sys, timer_service.bootstrap; print({loaded}); import aiohttp.client; print({loaded})"
+
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, check=True)
+
+    assert said.stdout == b"[]\n['aiohttp.client', 'idna']\n"
+
+
+async def test_there_is_no_key_file_before_the_first_callback(tmp_path: Path) -> None:
+    async with opened(tmp_path) as sender:
+        before = list(tmp_path.iterdir())
+        await sender.send(request_to("http://127.0.0.1:1/"))
+
+    assert before == []
+    assert [path.name for path in tmp_path.iterdir()] == ["timers.db.secret-key"]
+
+
+async def test_callbacks_from_postgres_need_keys_and_say_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="TIMER_SECRET_KEYS must be set"):
+        async with opened(tmp_path, store_url=POSTGRES, at_once=True):
+            pass
+    async with opened(tmp_path, store_url=POSTGRES) as sender:
+        result = await sender.send(request_to("http://127.0.0.1:1/"))
+
+    assert isinstance(result, Unreachable)
+    assert result.trouble is Trouble.SECRET
+
+
+async def test_an_allowed_range_does_not_open_the_ports_of_the_service_itself(tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        opened(tmp_path, callback_allow="127.0.0.0/8", http_port=receiver.port) as sender,
+    ):
+        result = await sender.send(request_to(receiver.url()))
+
+    assert isinstance(result, Blocked)
+    assert "on which this service listens" in result.detail
+    assert receiver.connections == 0
+
+
+def test_only_addresses_of_this_machine_count_as_our_own() -> None:
+    rules = address_rules(load_settings(callback_allow="127.0.0.0/8", http_port=8080, api_port=8081))
+
+    assert rules.denial("127.0.0.1", 8081) is not None
+    assert rules.denial("127.0.0.1", 8082) is None
+    assert rules.denial("8.8.8.8", 8080) is None
+
+
+def test_nats_gets_the_client_where_it_speaks_over_websockets() -> None:
+    code = (
+        "from timer_service.config import load_settings, nats_connect_options\n"
+        "from nats.aio import transport\n"
+        "print(transport.aiohttp); nats_connect_options(load_settings(broker_url='ws://localhost')); "
+        "print(transport.aiohttp.__name__)"
+    )
+
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, check=True)
+
+    assert said.stdout == b"None\naiohttp\n"
