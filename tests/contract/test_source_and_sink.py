@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.support import messages
 from tests.support.lines import BATCH_SIZE, Line, Stored, until
 from tests.support.patience import PATIENCE_S
-from tests.support.timers import ACME, GLOBEX, at, call, reached
+from tests.support.timers import ACME, GLOBEX, at, call, expired, reached
 from timer_service.adapters.codec import encode_event
 from timer_service.domain.errors import BusUnavailable, RefusalReason
 from timer_service.domain.messages import (
@@ -23,6 +23,7 @@ from timer_service.domain.messages import (
 )
 from timer_service.ports.command_source import CommandBatch, Refusal
 from timer_service.ports.event_sink import Published, PublishResult
+from timer_service.testing import ManualClock
 
 CONFIRMED = PublishResult(Published.CONFIRMED)
 
@@ -203,6 +204,53 @@ async def test_what_is_acknowledged_does_not_come_again(impatient_line: Line) ->
 
     assert (names([again]), again.redelivered) == (["lost"], 1)
     await again.acknowledge()
+
+
+async def test_a_redelivered_delay_gives_the_same_due_time_whatever_the_senders_clock_says(
+    impatient_line: Line, clock: ManualClock
+) -> None:
+    year_off = {"timestampMs": int((datetime.now(UTC) - timedelta(days=365)).timestamp() * 1000)}
+    envelope = messages.schedule(ACME, "order-1", at(60), **year_off)
+    body = messages.encode(messages.with_payload(envelope, dueAt=messages.ABSENT, delayMs=90_000))
+    before = min(datetime.now(UTC), clock.now())
+    await impatient_line.send(f"{impatient_line.prefix}.commands.{ACME}.ScheduleTimer", body)
+    after = max(datetime.now(UTC), clock.now())
+    [first] = (await receive(impatient_line)).commands
+
+    impatient_line.redeliver()
+    clock.advance(7)
+    [again] = (await receive(impatient_line)).commands
+
+    assert isinstance(first, ScheduleTimer)
+    assert again == first
+    stored_at = first.due_at - timedelta(seconds=90)
+    assert stored_at.microsecond % 1000 == 0, "rounded up to the millisecond"
+    assert before <= stored_at <= after + timedelta(seconds=1)
+
+
+async def test_an_expiry_goes_out_on_a_subject_and_under_an_id_of_its_own(line: Line) -> None:
+    event = expired("order-1", 60, expired_s=90, generation=2)
+
+    assert await line.sink.publish([event, event]) == [CONFIRMED, CONFIRMED]
+
+    [stored] = await line.events()
+    assert stored.subject == f"{line.prefix}.events.acme.TimerExpired"
+    assert stored.body == {
+        "id": str(event.id),
+        "type": "TimerExpired",
+        "tenantId": "acme",
+        "timestampMs": int(event.at.timestamp() * 1000),
+        "aggregateId": "order-1",
+        "payload": {
+            "_tag": "TimerExpired",
+            "tenantId": "acme",
+            "serviceCallId": "order-1",
+            "dueAt": messages.iso(event.due_at),
+            "expiredAt": messages.iso(event.at),
+            "generation": 2,
+        },
+    }
+    assert event.id != reached("order-1", 60, generation=2).id
 
 
 async def test_a_redelivery_does_not_double_what_still_waits_for_its_first(impatient_line: Line) -> None:

@@ -19,6 +19,10 @@ from timer_service.testing import MemoryEventBus, MemoryTimerStore
 T = TypeVar("T")
 
 
+async def _nothing() -> None:
+    return None
+
+
 class FragileStore(MemoryTimerStore):
     """A memory store whose next calls fail with the errors that a test has laid out."""
 
@@ -26,6 +30,8 @@ class FragileStore(MemoryTimerStore):
         super().__init__()
         self.calls: list[str] = []
         self._errors: dict[str, list[Exception]] = defaultdict(list)
+        self.before_settling: Callable[[], Awaitable[object]] = _nothing
+        """Runs before a verdict is kept."""
 
     def fail(self, method: str, *errors: Exception) -> None:
         """Let the next calls of a method fail, one with each error."""
@@ -68,15 +74,12 @@ class _FragileClaim:
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
         self._store.note("settle")
+        await self._store.before_settling()
         return await self._claim.settle(timers, verdict)
 
     async def mark_reached(self, events: Sequence[Event]) -> int:
         self._store.note("mark_reached")
         return await self._claim.mark_reached(events)
-
-
-async def _nothing() -> None:
-    return None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import messages
 from tests.support.fakes import FragileStore, RecordingBus
-from tests.support.timers import ACME, GLOBEX, at, call, cancel, reached, schedule
+from tests.support.timers import ACME, GLOBEX, at, call, cancel, expired, reached, schedule
 from timer_client.subjects import Subjects
 from timer_service.adapters.codec import encode_event
 from timer_service.domain.errors import BusUnavailable, StoreBusy, StoreFailed
@@ -73,7 +73,8 @@ class Desk:
 def stored(event: Event) -> dict[str, tuple[str, bytes]]:
     """Return what the broker holds after this event alone."""
     message_id = str(event.id)
-    return {message_id: (f"timer.events.{event.tenant_id}.DueTimeReached", encode_event(event, message_id))}
+    kind = type(event).__name__
+    return {message_id: (f"timer.events.{event.tenant_id}.{kind}", encode_event(event, message_id))}
 
 
 async def test_a_due_timer_is_published_and_marked() -> None:
@@ -478,3 +479,181 @@ async def test_the_store_is_read_after_the_broker_has_told() -> None:
     desk.bus.before_telling = another_instance_applies_it
 
     assert (await desk.fire()).confirmed == []
+
+
+# Timers that expire
+
+
+def expiring(name: str = "order-1", due_s: float = 0, *, number: int = 1) -> Command:
+    """Return a schedule whose event is of use for five seconds."""
+    return schedule(name, due_s, number=number, expires_after_s=5)
+
+
+async def test_up_in_time_a_timer_that_can_expire_fires_as_any_other() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.clock.advance(5)
+
+    report = await desk.fire()
+
+    assert report.confirmed == [reached("order-1", 0, reached_s=5)]
+    assert desk.broker.events == stored(reached("order-1", 0, reached_s=5))
+    assert desk.state("order-1") is TimerState.REACHED
+
+
+async def test_down_for_longer_it_is_told_as_expired_and_never_as_reached() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.clock.advance(5.001)
+
+    report = await desk.fire()
+
+    event = expired("order-1", 0, expired_s=5.001)
+    assert report.confirmed == [event]
+    assert desk.broker.events == stored(event)
+    timer = desk.store.timers[ACME, call("order-1")]
+    assert (timer.state, timer.expired_at, timer.reached_at) == (TimerState.EXPIRED, at(5.001), None)
+    assert (await desk.fire()).confirmed == []
+
+
+@pytest.mark.parametrize("first_try_s", [1, 9])
+async def test_a_second_try_repeats_the_first_however_late_or_early_it_comes(first_try_s: float) -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.clock.step_to(at(first_try_s))
+    desk.store.fail("mark_reached", StoreFailed("killed here"))
+    with pytest.raises(StoreFailed):
+        await desk.fire()
+    desk.clock.step_to(at(10 - first_try_s))
+
+    await desk.fire()
+
+    [[first], [again]] = desk.bus.published
+    assert (type(again), again.id) == (type(first), first.id)
+    assert desk.broker.events == stored(first)
+
+
+async def test_a_try_that_was_killed_before_it_published_is_repeated_as_it_was_decided() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.bus.answers = lambda _: Published.UNANSWERED
+    await desk.fire()
+    desk.clock.advance(60)
+    desk.bus.answers = lambda _: Published.CONFIRMED
+
+    report = await desk.fire()
+
+    assert report.confirmed == [reached("order-1", 0, reached_s=60)], "the first one may be out"
+
+
+@pytest.mark.parametrize("refusal", [Published.REJECTED, Published.STREAM_REFUSED])
+async def test_what_the_broker_certainly_does_not_have_may_expire_yet(refusal: Published) -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.bus.answers = lambda _: refusal
+    await desk.fire()
+    desk.clock.advance(60)
+    desk.bus.answers = lambda _: Published.CONFIRMED
+
+    report = await desk.fire()
+
+    assert report.confirmed == [expired("order-1", 0, expired_s=60)]
+
+
+async def test_what_was_in_doubt_once_is_not_taken_back_by_a_refusal() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.bus.answers = lambda _: Published.UNANSWERED
+    await desk.fire()
+    desk.clock.advance(2)
+    desk.bus.answers = lambda _: Published.REJECTED
+    await desk.fire()
+    desk.clock.advance(60)
+    desk.bus.answers = lambda _: Published.CONFIRMED
+
+    report = await desk.fire()
+
+    assert report.confirmed == [reached("order-1", 0, reached_s=62)]
+
+
+async def test_nothing_is_decided_while_the_broker_is_away() -> None:
+    desk = Desk()
+    desk.catch_up = CatchUp(timedelta())
+    await desk.keep(expiring())
+    desk.broker.connected = False
+
+    with pytest.raises(BusUnavailable):
+        await desk.fire()
+
+    assert desk.store.timers[ACME, call("order-1")].verdict is None
+    assert "settle" not in desk.store.calls
+
+
+async def test_a_store_that_cannot_keep_the_verdict_lets_nothing_out() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.store.fail("settle", StoreBusy("busy"))
+
+    with pytest.raises(StoreBusy):
+        await desk.fire()
+
+    assert desk.bus.published == []
+
+
+async def test_a_timer_that_cannot_expire_costs_no_write_before_it_is_published() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+
+    await desk.fire()
+
+    assert desk.store.calls == ["claim_due", "mark_reached"]
+
+
+async def test_a_move_between_the_expiry_and_its_mark_is_not_lost() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.clock.advance(10)
+
+    async def move() -> None:
+        desk.bus.meanwhile = _no_more
+        await desk.store.apply([expiring("order-1", 10, number=2)], desk.clock.now())
+
+    desk.bus.meanwhile = move
+    first = await desk.fire()
+    again = await desk.fire()
+
+    assert (first.confirmed, first.marked, first.more) == ([expired(expired_s=10)], 0, True)
+    assert again.confirmed == [reached("order-1", 10, reached_s=10, generation=2)]
+    assert desk.state("order-1") is TimerState.REACHED
+
+
+async def test_a_cancel_between_the_expiry_and_its_mark_counts() -> None:
+    desk = Desk()
+    await desk.keep(expiring())
+    desk.clock.advance(10)
+
+    async def withdraw() -> None:
+        await desk.store.apply([cancel("order-1", number=2)], desk.clock.now())
+
+    desk.bus.meanwhile = withdraw
+
+    report = await desk.fire()
+
+    assert (report.confirmed, report.marked) == ([expired(expired_s=10)], 0)
+    assert desk.state("order-1") is TimerState.CANCELLED
+
+
+async def test_what_was_moved_before_its_verdict_was_kept_is_not_published() -> None:
+    desk = Desk()
+    await desk.keep(expiring("order-1"), expiring("order-2", number=2))
+    desk.store.before_settling = lambda: desk.store.apply([expiring("order-1", 60, number=3)], at(0))
+
+    report = await desk.fire()
+
+    assert report.confirmed == [reached("order-2", 0, reached_s=0)]
+    assert report.more, "what was changed meanwhile may be due"
+    assert desk.state("order-1") is TimerState.SCHEDULED
+
+
+async def _no_more() -> None:
+    return None
