@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from timer_client.subjects import Subjects
 from timer_service.adapters.http.listening import listen
@@ -17,6 +17,7 @@ from timer_service.adapters.no_broker import NoBroker
 from timer_service.adapters.retrying import RetryingStore
 from timer_service.adapters.system import SystemClock, chance
 from timer_service.config import Settings, nats_connect_options
+from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
 from timer_service.observability.metrics import Metrics
 from timer_service.ports.clock import GuardedClock
@@ -29,8 +30,6 @@ from timer_service.timers import Timers
 Bus = NatsBus | NoBroker
 """Where commands come from and events go to."""
 HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_PORT=0 to disable it"
-
-API_REMEDY: Final = "set TIMER_API_HOST and TIMER_API_PORT, or TIMER_API_PORT=0 to disable it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,17 @@ async def open_service(
             await stack.enter_async_context(_http(settings, parts, service, metrics))
         rate_limit = RateLimit(settings.request_rate, settings.request_burst)
         if settings.api_port:
-            api = _rest_api(settings, parts, opened, timers, clock, metrics, rate_limit)
+            api = _rest_api(
+                settings,
+                opened=opened,
+                timers=timers,
+                deliveries=Deliveries(opened.store.deliveries, clock, service.wake_for),
+                clock=clock,
+                elapsed_s=parts.elapsed_s,
+                rate_limit=rate_limit,
+                answered=metrics.request_answered,
+                listener=parts.api_listener,
+            )
             await stack.enter_async_context(api)
         await stack.enter_async_context(bus.running())
         if nats is not None:
@@ -174,39 +183,11 @@ def _http(
     return serving(app, listener)
 
 
-def _rest_api(
-    settings: Settings,
-    parts: Parts,
-    opened: OpenedStore,
-    timers: Timers,
-    clock: GuardedClock,
-    metrics: Metrics,
-    rate_limit: RateLimit,
-) -> AbstractAsyncContextManager[None]:
+def _rest_api(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
     # Here, as above.
-    from timer_service.adapters.http.api import ApiApp  # noqa: PLC0415
-    from timer_service.adapters.http.auth import Doorkeeper  # noqa: PLC0415
-    from timer_service.adapters.http.rest import serving_api, v1_routes  # noqa: PLC0415
-    from timer_service.adapters.http.v1 import TimerHandlers  # noqa: PLC0415
+    from timer_service.rest_api import RestParts, rest_api  # noqa: PLC0415
 
-    doorkeeper = Doorkeeper(
-        opened.api_keys,
-        now=clock.now,
-        elapsed_s=parts.elapsed_s,
-        single_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
-        single_tenant=settings.api_tenant,
-    )
-    handlers = TimerHandlers(timers, clock.now, has_broker=settings.has_broker)
-    app = ApiApp(
-        v1_routes(handlers),
-        doorkeeper,
-        rate_limit,
-        rate=settings.request_rate,
-        burst=settings.request_burst,
-        answered=metrics.request_answered,
-    )
-    listener = parts.api_listener or listen(settings.api_host, settings.api_port, remedy=API_REMEDY)
-    return serving_api(app, listener)
+    return rest_api(settings, RestParts(**parts))
 
 
 def _nats_options(settings: Settings) -> NatsOptions:

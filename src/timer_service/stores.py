@@ -18,6 +18,7 @@ from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.ports.api_keys import ApiKeyStore
+from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.secret_store import SecretStore
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
@@ -28,7 +29,12 @@ MeetHistory = Callable[[int], Awaitable[None]]
 
 
 class Store(TimerStore, StreamEpochs, Protocol):
-    """What the service keeps: timers, and what it must remember of the command streams."""
+    """What the service keeps: timers, their callbacks, and what it must remember of the command streams."""
+
+    @property
+    def deliveries(self) -> DeliveryStore:
+        """The callbacks and what became of them."""
+        ...
 
 
 Listen = Callable[[Callable[[datetime], None]], AbstractAsyncContextManager[None]]

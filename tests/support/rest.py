@@ -7,20 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.timers import ACME, GLOBEX
+from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
-from timer_service.adapters.http.rest import v1_routes
+from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.deliveries import DeliveryHandlers
+from timer_service.adapters.http.rest import delivery_routes, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.no_broker import NoBroker
+from timer_service.adapters.sealing import SecretKeys
+from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of
 from timer_service.domain.messages import TenantId
 from timer_service.ports.health import Health, Recent
+from timer_service.targets import AddressRules
 from timer_service.testing import ManualClock, MemoryApiKeys, MemoryTimerStore
 from timer_service.timers import Timers
 
 KEYS = {ACME: "tmr_acme_secret", GLOBEX: "tmr_globex_secret"}
 JSON = {"content-type": "application/json"}
+
+
+async def _no_keys(_: TenantId) -> list[dict[str, Any]]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -63,9 +73,13 @@ class Site:
             recent=lambda: Recent(0, 0, None, None),
             counted=lambda _: None,
         )
-        handlers = TimerHandlers(self.timers, self.clock.now, has_broker=self.has_broker)
+        self.deliveries = Deliveries(self.store.deliveries, self.clock, self.woken.append)
+        desk = CallbackDesk(HeaderVault(SecretKeys([bytes(32)])), AddressRules())
+        handlers = TimerHandlers(
+            self.timers, self.deliveries, desk, self.clock.now, has_broker=self.has_broker
+        )
         self.app = ApiApp(
-            v1_routes(handlers),
+            (*v1_routes(handlers), *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys))),
             Doorkeeper(self.keys, now=self.clock.now, elapsed_s=lambda: self.clock.elapsed_s),
             RateLimit(self.rate, self.burst),
             rate=self.rate,

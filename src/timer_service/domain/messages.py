@@ -127,6 +127,12 @@ Event = DueTimeReached | TimerExpired
 """Never both for one generation."""
 
 
+def short_digest(*parts: object) -> str:
+    """Return a text that is another one as soon as any of the parts is; a moment counts in UTC."""
+    texts = (str(epoch_ms(part)) if isinstance(part, datetime) else str(part) for part in parts)
+    return sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
 def epoch_ms(moment: datetime) -> int:
     """Return the milliseconds since 1970, negative before it."""
     return (moment - EPOCH) // _MILLISECOND

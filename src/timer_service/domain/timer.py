@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from hashlib import sha256
 from typing import Any, Final
 
 from timer_service.domain.callback import NoCallback, Sink
@@ -38,7 +37,7 @@ from timer_service.domain.messages import (
     TenantId,
     TimerExpired,
     Trace,
-    epoch_ms,
+    short_digest,
 )
 
 
@@ -117,11 +116,8 @@ class Timer(Keyed):
     @property
     def version(self) -> str:
         """Names the timer as it is: another one after every change that a caller can see."""
-        due_ms = None if self.due_at is None else epoch_ms(self.due_at)
-        fires = (due_ms, self.sink.value, self.callback_revision, self.expires_after_ms)
-        return sha256(
-            repr((self.state.value, self.generation, self.correlation_id, fires)).encode()
-        ).hexdigest()
+        fires = (self.due_at, self.sink, self.callback_revision, self.expires_after_ms)
+        return short_digest(self.state, self.generation, self.correlation_id, *fires)
 
     @property
     def oldest(self) -> Position:

@@ -6,11 +6,10 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from timer_client import wire
-from timer_client.wire.rules import CorrelationText, ServiceCallText, Time
+from timer_client.wire.rules import Time
 from timer_service.adapters.http.problems import invalid, invalid_body, invalid_parameter
 
 MAX_DELAY_MS: Final = 10 * 365 * 86_400_000
-MAX_BATCH: Final = 1_000
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -32,30 +31,6 @@ class When(Body):
         le=MAX_DELAY_MS,
         description="Instead of dueAt: so long after now",
     )
-
-
-class TimerBody(When):
-    """A whole timer."""
-
-    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
-
-
-class NewTimerBody(TimerBody):
-    """A whole timer and its id, which we choose if it is not given."""
-
-    service_call_id: ServiceCallText | None = Field(default=None, alias="serviceCallId")
-
-
-class BatchBody(Body):
-    """Many timers."""
-
-    timers: list[Any] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-class PatchBody(When):
-    """What is to change of a timer."""
-
-    correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
 
 
 def read_body(model: type[Read], body: bytes) -> Read:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from timer_service.adapters.http.api import ApiApp, Route
+from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.punctual import PunctualProtocol
 from timer_service.adapters.http.server import serving
 from timer_service.adapters.http.v1 import TimerHandlers
@@ -36,6 +37,19 @@ def v1_routes(handlers: TimerHandlers) -> Sequence[Route]:
         Route("PUT", one, "rest.put", handlers.replace, Scope.WRITE, _JSON),
         Route("PATCH", one, "rest.patch", handlers.patch, Scope.WRITE, _PATCH),
         Route("DELETE", one, "rest.cancel", handlers.cancel, Scope.WRITE),
+    )
+
+
+def delivery_routes(handlers: DeliveryHandlers) -> Sequence[Route]:
+    """Return the paths about callbacks."""
+    one = "/v1/timers/{id}"
+    return (
+        Route("GET", f"{one}/attempts", "rest.attempts", handlers.attempts),
+        Route("POST", f"{one}/retry", "rest.retry", handlers.retry, Scope.REPLAY),
+        Route("POST", f"{one}/abandon", "rest.abandon", handlers.abandon, Scope.REPLAY),
+        Route("GET", "/v1/deliveries", "rest.deliveries", handlers.list),
+        Route("POST", "/v1/deliveries:retry", "rest.retry_all", handlers.retry_all, Scope.REPLAY, _JSON),
+        Route("GET", "/v1/signing-keys", "rest.signing_keys", handlers.signing_keys),
     )
 
 

@@ -1,21 +1,23 @@
 """The API in the service's own words: /v1."""
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final
-from urllib.parse import quote
-from uuid import UUID
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from timer_client import wire
 from timer_client.wire.rules import CorrelationText, Time
-from timer_service.adapters import codec
 from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
+from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in
+from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.problems import Problem, invalid
+from timer_service.adapters.http.timer_bodies import BatchBody, NewTimerBody, PatchBody, TimerBody
+from timer_service.adapters.http.views import TimerViews
+from timer_service.deliveries import Deliveries
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import (
     CancelTimer,
@@ -23,7 +25,6 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     Versions,
-    epoch_ms,
 )
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import Decided, TimerQuery
@@ -43,6 +44,7 @@ class ListQuery(bodies.Body):
     correlation_id: CorrelationText | None = Field(default=None, alias="correlationId")
     due_from: Time | None = Field(default=None, alias="dueFrom")
     due_before: Time | None = Field(default=None, alias="dueBefore")
+    sink: Literal["bus", "http"] | None = None
     limit: int = Field(default=100, ge=1, le=wire.MAX_PAGE, strict=False)
     cursor: str | None = None
 
@@ -50,42 +52,57 @@ class ListQuery(bodies.Body):
 class TimerHandlers:
     """What each request does; the tenant is that of the key."""
 
-    def __init__(self, timers: Timers, now: Callable[[], datetime], *, has_broker: bool) -> None:
+    def __init__(
+        self,
+        timers: Timers,
+        deliveries: Deliveries,
+        desk: CallbackDesk,
+        now: Callable[[], datetime],
+        *,
+        has_broker: bool,
+    ) -> None:
         self._timers = timers
-        self._now = now
-        self._has_broker = has_broker
+        self._views = TimerViews(deliveries, desk)
+        self._builder = CommandBuilder(desk, now, has_broker=has_broker)
 
     async def create(self, request: Request) -> Answer:
         """Create a timer; a repeated request with the same key finds the timer as it is now."""
         value = bodies.parsed(request.body)
-        body = bodies.read_value(bodies.NewTimerBody, value)
+        body = bodies.read_value(NewTimerBody, value)
         key = conditions.idempotency_key(request.headers)
         if body.service_call_id is not None:
             name = ServiceCallId(body.service_call_id)
         else:
-            name = self._new_id() if key is None else conditions.id_from_key(request.caller.tenant_id, key)
+            name = (
+                self._builder.new_id()
+                if key is None
+                else conditions.id_from_key(request.caller.tenant_id, key)
+            )
         fingerprint = None if key is None else conditions.fingerprint_of(value)
-        command = self._schedule(request, name, body, expected=frozenset(), fingerprint=fingerprint)
+        command = self._builder.whole(request, name, body, expected=frozenset(), fingerprint=fingerprint)
         settled = await self._timers.carry_out(command)
         if settled.outcome is Outcome.SCHEDULED:
-            return self._settled(201, settled.outcome, settled.timer, is_ordered=settled.is_ordered)
-        return self._found(settled.timer, fingerprint)
+            return await self._views.answer(
+                201, settled.outcome, settled.timer, is_ordered=settled.is_ordered
+            )
+        return await self._found(settled.timer, fingerprint)
 
-    def _found(self, timer: Timer, fingerprint: str | None) -> Answer:
+    async def _found(self, timer: Timer, fingerprint: str | None) -> Answer:
         """Answer a creation whose timer is there already."""
         if fingerprint is None:
-            raise Problem("already-exists", "there is a timer with this id", more={"timer": view(timer)})
+            raise await self._views.problem("already-exists", "there is a timer with this id", timer)
         if timer.fingerprint != fingerprint:
             raise conditions.reused()
-        return self._settled(200, Outcome.UNCHANGED, timer, {"idempotency-replayed": "true"})
+        return await self._views.answer(200, Outcome.UNCHANGED, timer, {"idempotency-replayed": "true"})
 
     async def show(self, request: Request) -> Answer:
         """Show one timer."""
         timer = await self._get(request)
-        etag = conditions.etag_of(timer)
+        record = await self._views.record(timer)
+        etag = self._views.tag(timer, record)
         if conditions.is_unchanged(request.headers, etag):
             return Answer(304, headers={"etag": etag})
-        return Answer(200, wire.write_json({"timer": view(timer)}), {"etag": etag})
+        return Answer(200, wire.write_json({"timer": self._views.of(timer, record)}), {"etag": etag})
 
     async def list(self, request: Request) -> Answer:
         """Show a page of timers."""
@@ -98,50 +115,48 @@ class TimerHandlers:
             due_from=asked.due_from,
             due_before=asked.due_before,
             after=None if asked.cursor is None else read_cursor(asked.cursor),
+            sink=None if asked.sink is None else Sink[asked.sink.upper()],
             limit=asked.limit,
         )
         found = await self._timers.list(query)
-        content: dict[str, Any] = {"timers": [view(timer) for timer in found]}
+        content: dict[str, Any] = {"timers": [self._views.of(timer) for timer in found]}
         if len(found) == asked.limit and found[-1].due_at is not None:
             content["cursor"] = write_cursor(found[-1].due_at, found[-1].service_call_id)
         return Answer(200, wire.write_json(content))
 
     async def replace(self, request: Request) -> Answer:
         """Create a timer, or put another one in its place."""
-        body = bodies.read_body(bodies.TimerBody, request.body)
+        body = bodies.read_body(TimerBody, request.body)
         expected = await self._expected(request)
-        settled = await self._timers.carry_out(
-            self._schedule(request, _name(request), body, expected=expected)
-        )
-        self._refuse(settled.outcome, settled.timer)
+        command = self._builder.whole(request, name_in(request), body, expected=expected)
+        settled = await self._timers.carry_out(command)
+        await self._refuse(settled.outcome, settled.timer)
         status = 201 if settled.outcome is Outcome.SCHEDULED and settled.timer.generation == 1 else 200
-        return self._settled(status, settled.outcome, settled.timer, is_ordered=settled.is_ordered)
+        return await self._views.answer(status, settled.outcome, settled.timer, is_ordered=settled.is_ordered)
 
     async def patch(self, request: Request) -> Answer:
         """Change what the request names, and nothing else."""
-        body = bodies.read_body(bodies.PatchBody, request.body)
-        if "correlation_id" in body.model_fields_set and body.correlation_id is None:
-            raise invalid("cannot be removed, only replaced", "/correlationId")
-        if body.due_at is None and "due_at" in body.model_fields_set:
-            raise invalid("cannot be removed: DELETE cancels the timer", "/dueAt")
+        body = bodies.read_body(PatchBody, request.body)
+        check_patch(body)
         wanted = await self._expected(request)
         for _ in range(PATCH_TRIES):
             timer = await self._get(request)
             if wanted is not None and timer.version not in wanted:
-                raise _not_as_expected(timer)
-            if timer.state is not TimerState.SCHEDULED or timer.due_at is None:
-                raise _conflict(timer, "only a scheduled timer can be changed: PUT schedules it again")
+                await self._refuse(Outcome.CHANGED, timer)
+            if timer.state is not TimerState.SCHEDULED:
+                detail = "only a scheduled timer can be changed: PUT schedules it again"
+                raise await self._views.problem("conflict", detail, timer)
+            record = await self._views.record(timer)
             # Only as it was read: what others change meanwhile is not undone.
-            command = self._schedule(
-                request, _name(request), body, default=timer.due_at, expected=frozenset({timer.version})
-            )
+            command = self._builder.changed(request, timer, None if record is None else record.callback, body)
             settled = await self._timers.carry_out(command)
             if settled.outcome is not Outcome.CHANGED:
-                self._refuse(settled.outcome, settled.timer)
-                return self._settled(200, settled.outcome, settled.timer, is_ordered=settled.is_ordered)
-        raise Problem(
-            "unavailable", "the timer is changed by others all the time", headers={"retry-after": "1"}
-        )
+                await self._refuse(settled.outcome, settled.timer)
+                return await self._views.answer(
+                    200, settled.outcome, settled.timer, is_ordered=settled.is_ordered
+                )
+        detail = "the timer is changed by others all the time"
+        raise Problem("unavailable", detail, headers={"retry-after": "1"})
 
     async def cancel(self, request: Request) -> Answer:
         """Cancel a timer: if the answer says so, it never fires."""
@@ -151,32 +166,32 @@ class TimerHandlers:
         settled = await self._timers.carry_out(
             CancelTimer(timer.tenant_id, timer.service_call_id, NEWEST, expected)
         )
-        self._refuse(settled.outcome, settled.timer)
-        return self._settled(200, Outcome.CANCELLED, settled.timer, is_ordered=settled.is_ordered)
+        await self._refuse(settled.outcome, settled.timer)
+        return await self._views.answer(200, Outcome.CANCELLED, settled.timer, is_ordered=settled.is_ordered)
 
     async def create_many(self, request: Request) -> Answer:
         """Create timers in one transaction, with a result for each."""
-        values = bodies.read_body(bodies.BatchBody, request.body).timers
+        values = bodies.read_body(BatchBody, request.body).timers
         results: list[dict[str, Any] | None] = [None] * len(values)
         commands: dict[ServiceCallId, tuple[int, ScheduleTimer]] = {}
         for index, value in enumerate(values):
             pointer = f"/timers/{index}"
             try:
-                body = bodies.read_value(bodies.NewTimerBody, value, pointer)
-                name = ServiceCallId(body.service_call_id) if body.service_call_id else self._new_id()
+                body = bodies.read_value(NewTimerBody, value, pointer)
+                name = ServiceCallId(body.service_call_id) if body.service_call_id else self._builder.new_id()
                 if name in commands:
                     raise invalid("is the id of another timer of the batch", f"{pointer}/serviceCallId")
-                command = self._schedule(request, name, body, expected=frozenset(), pointer=pointer)
+                command = self._builder.whole(request, name, body, expected=frozenset(), pointer=pointer)
                 commands[name] = (index, command)
             except Problem as problem:
                 results[index] = _failed(problem)
         decided = await self._timers.carry_out_all([command for _, command in commands.values()])
         for (index, _), each in zip(commands.values(), decided, strict=True):
-            results[index] = _batch_result(each)
+            results[index] = self._batch_result(each)
         return Answer(200, wire.write_json({"results": results}))
 
     async def _get(self, request: Request) -> Timer:
-        return await self._timers.get(request.caller.tenant_id, _name(request))
+        return await self._timers.get(request.caller.tenant_id, name_in(request))
 
     async def _expected(self, request: Request) -> Versions | None:
         """Return what the timer has to be like; whether it is is decided where it is changed."""
@@ -188,97 +203,24 @@ class TimerHandlers:
                 raise Problem("precondition-failed", "If-Match: there is no such timer") from error
         return expected
 
-    def _schedule(
-        self,
-        request: Request,
-        name: ServiceCallId,
-        body: bodies.PatchBody | bodies.TimerBody,
-        *,
-        expected: Versions | None,
-        default: datetime | None = None,
-        fingerprint: str | None = None,
-        pointer: str = "",
-    ) -> ScheduleTimer:
-        due_at = bodies.due_at(body, self._now(), pointer) or default
-        if due_at is None:
-            raise invalid("one of dueAt and delayMs is required", f"{pointer}/dueAt")
-        return ScheduleTimer(
-            tenant_id=request.caller.tenant_id,
-            service_call_id=name,
-            due_at=due_at,
-            correlation_id=None if body.correlation_id is None else CorrelationId(body.correlation_id),
-            position=NEWEST,
-            trace=codec.read_trace(request.headers),
-            expected=expected,
-            fingerprint=fingerprint,
-        )
-
-    def _refuse(self, outcome: Outcome, timer: Timer) -> None:
+    async def _refuse(self, outcome: Outcome, timer: Timer) -> None:
         """Raise what is told if a request has changed nothing."""
         if outcome is Outcome.CHANGED:
-            raise _not_as_expected(timer)
-        if outcome is Outcome.ALREADY_REACHED:
-            raise _conflict(timer, "the due time was reached: nothing changes it any more")
+            detail = "the timer is not as If-Match or If-None-Match says"
+            raise await self._views.problem("precondition-failed", detail, timer)
+        if outcome in (Outcome.ALREADY_REACHED, Outcome.ALREADY_EXPIRED):
+            detail = "the due time was reached: nothing changes it any more"
+            raise await self._views.problem("conflict", detail, timer)
 
-    def _settled(
-        self,
-        status: int,
-        outcome: Outcome,
-        timer: Timer,
-        headers: Mapping[str, str] | None = None,
-        *,
-        is_ordered: bool = True,
-    ) -> Answer:
-        content: dict[str, Any] = {"outcome": outcome.value, "timer": view(timer)}
-        if not is_ordered:
-            content["ordered"] = False
-        more = {"etag": conditions.etag_of(timer), **(headers or {})}
-        if status == 201:
-            more["location"] = f"/v1/timers/{quote(timer.service_call_id, safe='')}"
-        return Answer(status, wire.write_json(content), more, outcome=outcome.value)
-
-    def _new_id(self) -> ServiceCallId:
-        """Return a new UUIDv7."""
-        chance = int.from_bytes(secrets.token_bytes(10), "big")
-        low = (chance >> 68) << 64 | chance & ((1 << 62) - 1)
-        return ServiceCallId(str(UUID(int=epoch_ms(self._now()) << 80 | 0x7 << 76 | 0b10 << 62 | low)))
-
-
-def view(timer: Timer) -> dict[str, Any]:
-    """Return a timer as the API shows it."""
-    return wire.fields_of(codec.timer_view(timer))
-
-
-def _name(request: Request) -> ServiceCallId:
-    if not wire.is_service_call_id(request.name):
-        raise TimerNotFound(request.name)  # There cannot be one.
-    return ServiceCallId(request.name)
-
-
-def _batch_result(decided: Decided) -> dict[str, Any]:
-    timer, outcome = decided.timer, decided.outcome
-    if timer is None or outcome in _UNSETTLED:
-        return _failed(Problem("unavailable", _UNSETTLED[outcome]))
-    if outcome is not Outcome.SCHEDULED:
-        return _failed(
-            Problem("already-exists", "there is a timer with this id", more={"timer": view(timer)})
-        )
-    return {"status": 201, "outcome": outcome.value, "timer": view(timer)}
+    def _batch_result(self, decided: Decided) -> dict[str, Any]:
+        timer, outcome = decided.timer, decided.outcome
+        if timer is None or outcome in _UNSETTLED:
+            return _failed(Problem("unavailable", _UNSETTLED[outcome]))
+        shown = self._views.of(timer)
+        if outcome is not Outcome.SCHEDULED:
+            return _failed(Problem("already-exists", "there is a timer with this id", more={"timer": shown}))
+        return {"status": 201, "outcome": outcome.value, "timer": shown}
 
 
 def _failed(problem: Problem) -> dict[str, Any]:
     return {"status": problem.status, "problem": problem.content()}
-
-
-def _not_as_expected(timer: Timer) -> Problem:
-    etag = conditions.etag_of(timer)
-    return Problem(
-        "precondition-failed",
-        "the timer is not as If-Match or If-None-Match says",
-        headers={"etag": etag},
-        more={"timer": view(timer)},
-    )
-
-
-def _conflict(timer: Timer, detail: str) -> Problem:
-    return Problem("conflict", detail, more={"timer": view(timer)})

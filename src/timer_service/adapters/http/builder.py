@@ -1,0 +1,135 @@
+"""Bodies of requests into commands."""
+
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+from uuid import UUID
+
+from timer_client import wire
+from timer_service.adapters import codec
+from timer_service.adapters.http import bodies
+from timer_service.adapters.http.api import Request
+from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.problems import invalid
+from timer_service.adapters.http.timer_bodies import PatchBody, TimerBody
+from timer_service.domain.callback import NO_CALLBACK, Callback, NoCallback
+from timer_service.domain.errors import TimerNotFound
+from timer_service.domain.messages import (
+    CorrelationId,
+    ScheduleTimer,
+    ServiceCallId,
+    Versions,
+    epoch_ms,
+)
+from timer_service.domain.timer import Timer
+from timer_service.timers import NEWEST
+
+
+class CommandBuilder:
+    """Makes commands of what was asked for; the tenant is that of the key."""
+
+    def __init__(self, desk: CallbackDesk, now: Callable[[], datetime], *, has_broker: bool) -> None:
+        self._desk = desk
+        self._now = now
+        self._has_broker = has_broker
+
+    def whole(
+        self,
+        request: Request,
+        name: ServiceCallId,
+        body: TimerBody,
+        *,
+        expected: Versions | None,
+        fingerprint: str | None = None,
+        pointer: str = "",
+    ) -> ScheduleTimer:
+        """Return the command for a whole timer: what the body does not name is not there afterwards."""
+        due_at = bodies.due_at(body, self._now(), pointer)
+        if due_at is None:
+            raise invalid("one of dueAt and delayMs is required", f"{pointer}/dueAt")
+        callback: Callback | NoCallback = NO_CALLBACK
+        if body.callback is not None:
+            callback = self._desk.read(
+                (request.caller.tenant_id, name),
+                body.callback,
+                expires_after_ms=body.expires_after_ms,
+                pointer=f"{pointer}/callback",
+            )
+        self.check_target(callback, pointer)
+        on_bus = callback is NO_CALLBACK
+        return ScheduleTimer(
+            tenant_id=request.caller.tenant_id,
+            service_call_id=name,
+            due_at=due_at,
+            correlation_id=_correlation(body.correlation_id),
+            position=NEWEST,
+            trace=codec.read_trace(request.headers),
+            callback=callback,
+            expected=expected,
+            fingerprint=fingerprint,
+            expires_after_ms=body.expires_after_ms if on_bus else None,
+        )
+
+    def changed(
+        self, request: Request, timer: Timer, before: Callback | None, body: PatchBody
+    ) -> ScheduleTimer:
+        """Return the command for a change: what the body does not name stays as it is."""
+        due_at = bodies.due_at(body, self._now()) or timer.due_at
+        assert due_at is not None
+        callback: Callback | NoCallback | None = None
+        if body.callback is not None:
+            if before is None and body.callback.url is None:
+                raise invalid("is required", "/callback/url")
+            callback = self._desk.read(
+                timer.key, body.callback, before=before, expires_after_ms=body.expires_after_ms
+            )
+        elif "callback" in body.model_fields_set:
+            callback = NO_CALLBACK
+            self.check_target(callback)
+        elif before is not None and body.expires_after_ms is not None:
+            raise invalid(
+                "is part of the callback: give callback too, {} if nothing else changes", "/expiresAfterMs"
+            )
+        on_bus = callback is NO_CALLBACK or (callback is None and before is None)
+        expires = timer.expires_after_ms if body.expires_after_ms is None else body.expires_after_ms
+        return ScheduleTimer(
+            tenant_id=timer.tenant_id,
+            service_call_id=timer.service_call_id,
+            due_at=due_at,
+            correlation_id=_correlation(body.correlation_id),
+            position=NEWEST,
+            trace=codec.read_trace(request.headers),
+            callback=callback,
+            expected=frozenset({timer.version}),
+            expires_after_ms=expires if on_bus else None,
+        )
+
+    def check_target(self, callback: object, pointer: str = "") -> None:
+        """Raise Problem if a timer could fire nowhere."""
+        if callback is NO_CALLBACK and not self._has_broker:
+            raise invalid("is required: this service has no broker to publish on", f"{pointer}/callback")
+
+    def new_id(self) -> ServiceCallId:
+        """Return a new UUIDv7."""
+        chance = int.from_bytes(secrets.token_bytes(10), "big")
+        low = (chance >> 68) << 64 | chance & ((1 << 62) - 1)
+        return ServiceCallId(str(UUID(int=epoch_ms(self._now()) << 80 | 0x7 << 76 | 0b10 << 62 | low)))
+
+
+def check_patch(body: PatchBody) -> None:
+    """Raise Problem if a patch takes away what a timer must have."""
+    if "correlation_id" in body.model_fields_set and body.correlation_id is None:
+        raise invalid("cannot be removed, only replaced", "/correlationId")
+    if body.due_at is None and "due_at" in body.model_fields_set:
+        raise invalid("cannot be removed: DELETE cancels the timer", "/dueAt")
+
+
+def name_in(request: Request) -> ServiceCallId:
+    """Return the id in the path; one that no timer can have is not found."""
+    if not wire.is_service_call_id(request.name):
+        raise TimerNotFound(request.name)
+    return ServiceCallId(request.name)
+
+
+def _correlation(text: str | None) -> CorrelationId | None:
+    return None if text is None else CorrelationId(text)

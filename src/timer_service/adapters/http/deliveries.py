@@ -1,0 +1,118 @@
+"""What became of callbacks, and sending them again: /v1/deliveries and below each timer."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from pydantic import Field
+
+from timer_client import wire
+from timer_client.wire.rules import Time
+from timer_service.adapters.cursor import read_cursor, write_cursor
+from timer_service.adapters.http import bodies
+from timer_service.adapters.http.api import Answer, Request
+from timer_service.adapters.http.builder import name_in
+from timer_service.adapters.http.callbacks import attempt_view, delivery_view
+from timer_service.adapters.http.problems import Problem
+from timer_service.deliveries import Deliveries
+from timer_service.domain.delivery import Delivery, DeliveryState
+from timer_service.domain.errors import TimerNotFound
+from timer_service.domain.messages import TenantId
+from timer_service.ports.delivery_store import DeliveryQuery
+
+StateText = Literal["waiting", "delivered", "failed", "abandoned"]
+
+
+class _Filter(bodies.Body):
+    origin: str | None = Field(default=None, max_length=2_048)
+    opened_from: Time | None = Field(default=None, alias="openedFrom")
+    opened_before: Time | None = Field(default=None, alias="openedBefore")
+
+
+class DeliveriesQuery(_Filter):
+    """Which deliveries to list."""
+
+    state: StateText | None = None
+    limit: int = Field(default=100, ge=1, le=wire.MAX_PAGE, strict=False)
+    cursor: str | None = None
+
+
+class RetryFilter(_Filter):
+    """Which deliveries to send again."""
+
+    state: Literal["failed", "abandoned"] = "failed"
+    limit: int = Field(default=100, ge=1, le=1_000)
+
+
+PublicKeys = Callable[[TenantId], Awaitable[list[dict[str, Any]]]]
+"""The keys that sign a tenant's callbacks, as its receivers may see them."""
+
+
+class DeliveryHandlers:
+    """What each request about callbacks does; the tenant is that of the key."""
+
+    def __init__(self, deliveries: Deliveries, public_keys: PublicKeys) -> None:
+        self._deliveries = deliveries
+        self._public_keys = public_keys
+
+    async def attempts(self, request: Request) -> Answer:
+        """Show the delivery of a timer and its newest failed attempts."""
+        record = await self._deliveries.record((request.caller.tenant_id, name_in(request)))
+        content: dict[str, Any] = {"attempts": [attempt_view(attempt) for attempt in record.attempts]}
+        if record.delivery is not None:
+            content["delivery"] = delivery_view(record.delivery)
+        return Answer(200, wire.write_json(content))
+
+    async def retry(self, request: Request) -> Answer:
+        """Send a callback again, under the same id."""
+        return _shown(await self._deliveries.retry(request.caller.tenant_id, name_in(request)))
+
+    async def abandon(self, request: Request) -> Answer:
+        """Make no further attempt."""
+        name = name_in(request)
+        delivery = await self._deliveries.abandon(request.caller.tenant_id, name)
+        if delivery is None:
+            raise TimerNotFound(name)
+        return _shown(delivery)
+
+    async def list(self, request: Request) -> Answer:
+        """Show a page of deliveries."""
+        asked = bodies.read_query(DeliveriesQuery, request.query)
+        found = await self._deliveries.list(
+            DeliveryQuery(
+                tenant_id=request.caller.tenant_id,
+                state=None if asked.state is None else DeliveryState(asked.state.capitalize()),
+                origin=asked.origin,
+                opened_from=asked.opened_from,
+                opened_before=asked.opened_before,
+                after=None if asked.cursor is None else read_cursor(asked.cursor),
+                limit=asked.limit,
+            )
+        )
+        content: dict[str, Any] = {"deliveries": [delivery_view(delivery) for delivery in found]}
+        if len(found) == asked.limit:
+            content["cursor"] = write_cursor(found[-1].opened_at, found[-1].service_call_id)
+        return Answer(200, wire.write_json(content))
+
+    async def retry_all(self, request: Request) -> Answer:
+        """Send again what a filter finds, a bounded number at a time."""
+        asked = bodies.read_body(RetryFilter, request.body)
+        query = DeliveryQuery(
+            tenant_id=request.caller.tenant_id,
+            state=DeliveryState(asked.state.capitalize()),
+            origin=asked.origin,
+            opened_from=asked.opened_from,
+            opened_before=asked.opened_before,
+            limit=asked.limit,
+        )
+        count = await self._deliveries.retry_all(query)
+        return Answer(200, wire.write_json({"retried": count, "more": count == asked.limit}))
+
+    async def signing_keys(self, request: Request) -> Answer:
+        """Show the keys by which callbacks can be verified."""
+        return Answer(200, wire.write_json({"keys": await self._public_keys(request.caller.tenant_id)}))
+
+
+def _shown(delivery: Delivery | None) -> Answer:
+    if delivery is None:
+        raise Problem("conflict", "the timer has not fired yet: there is no delivery")
+    return Answer(200, wire.write_json({"delivery": delivery_view(delivery)}))

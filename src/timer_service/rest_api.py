@@ -1,0 +1,91 @@
+"""The REST API as the settings ask for it: its paths, its keys, its port."""
+
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from timer_client.wire import format_time
+from timer_service.adapters.callback_headers import HeaderVault
+from timer_service.adapters.http.api import ApiApp
+from timer_service.adapters.http.auth import Doorkeeper
+from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.deliveries import DeliveryHandlers
+from timer_service.adapters.http.listening import listen
+from timer_service.adapters.http.rest import delivery_routes, serving_api, v1_routes
+from timer_service.adapters.http.v1 import TimerHandlers
+from timer_service.adapters.webhook.keyring import Keyring
+from timer_service.config import Settings
+from timer_service.deliveries import Deliveries
+from timer_service.domain.admission import RateLimit
+from timer_service.domain.callback import Signing
+from timer_service.domain.messages import TenantId
+from timer_service.ports.clock import Clock
+from timer_service.senders import address_rules, sealing_keys
+from timer_service.stores import OpenedStore
+from timer_service.timers import Timers
+
+REMEDY: Final = "set TIMER_API_HOST and TIMER_API_PORT, or TIMER_API_PORT=0 to disable it"
+
+
+@dataclass(frozen=True, slots=True)
+class RestParts:
+    """What the REST API is built from."""
+
+    opened: OpenedStore
+    timers: Timers
+    deliveries: Deliveries
+    clock: Clock
+    elapsed_s: Callable[[], float]
+    rate_limit: RateLimit
+    answered: Callable[[str, str, float], None]
+    listener: socket.socket | None = None
+
+
+def rest_api(settings: Settings, parts: RestParts) -> AbstractAsyncContextManager[None]:
+    """Serve the REST API for as long as the context lasts."""
+    listener = parts.listener or listen(settings.api_host, settings.api_port, remedy=REMEDY)
+    return serving_api(build_app(settings, parts), listener)
+
+
+def build_app(settings: Settings, parts: RestParts) -> ApiApp:
+    """Return the application, which knows no port."""
+    sealing = sealing_keys(settings)
+    keyring = Keyring(parts.opened.secrets, sealing, parts.clock.now, parts.elapsed_s)
+    desk = CallbackDesk(HeaderVault(sealing), address_rules(settings))
+    handlers = TimerHandlers(
+        parts.timers, parts.deliveries, desk, parts.clock.now, has_broker=settings.has_broker
+    )
+    deliveries = DeliveryHandlers(parts.deliveries, lambda tenant_id: _public_keys(keyring, tenant_id))
+    doorkeeper = Doorkeeper(
+        parts.opened.api_keys,
+        now=parts.clock.now,
+        elapsed_s=parts.elapsed_s,
+        single_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        single_tenant=settings.api_tenant,
+    )
+    return ApiApp(
+        (*v1_routes(handlers), *delivery_routes(deliveries)),
+        doorkeeper,
+        parts.rate_limit,
+        rate=settings.request_rate,
+        burst=settings.request_burst,
+        answered=parts.answered,
+    )
+
+
+async def _public_keys(keyring: Keyring, tenant_id: TenantId) -> list[dict[str, Any]]:
+    """Return the public halves of a tenant's keys; the first one is made if there is none."""
+    found = await keyring.secrets_for(tenant_id, Signing.ED25519)
+    return [
+        {
+            "name": kept.name,
+            "kind": kept.key.kind.value,
+            "publicKey": kept.key.public_text,
+            "createdAt": format_time(kept.created_at),
+            **({} if kept.ends_at is None else {"endsAt": format_time(kept.ends_at)}),
+        }
+        for kept in found.signing
+        if kept.key.public_text is not None
+    ]

@@ -1,0 +1,247 @@
+"""Callbacks over REST: what is accepted, what is refused, what is shown, and sending again."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from tests.support.rest import Site
+from tests.support.timers import ACME, at, call
+from timer_client.wire import format_time
+from timer_service.domain.callback import Sink
+from timer_service.domain.messages import DueTimeReached
+
+DUE = format_time(at(60))
+URL = "https://receiver.example/hook?order=1"
+
+
+@pytest.fixture
+async def site() -> Site:
+    return await Site(has_broker=False).open()
+
+
+async def put(site: Site, name: str = "order-1", due: str = DUE, **callback: Any) -> Any:
+    body = {"dueAt": due, "callback": {"url": URL, **callback}}
+    return await site.ask("PUT", f"/v1/timers/{name}", body)
+
+
+async def fire(site: Site, name: str = "order-1") -> None:
+    timer = site.store.timers[ACME, call(name)]
+    assert timer.due_at is not None
+    async with site.store.claim_due(timer.due_at, 10, sink=Sink.HTTP) as claim:
+        await claim.mark_reached(
+            [DueTimeReached(ACME, call(name), timer.due_at, timer.due_at, timer.generation, None)]
+        )
+
+
+def kept(site: Site, name: str = "order-1") -> Any:
+    return site.store.deliveries.callbacks[ACME, call(name)]
+
+
+# Accepting
+
+
+async def test_a_callback_is_kept_as_it_was_given_and_shown_without_its_secrets(site: Site) -> None:
+    reply = await put(
+        site,
+        method="PATCH",
+        headers={"Authorization": "Bearer token123", "Accept": "text/plain"},
+        body={"b": [1, None], "a": "é"},
+        retry={"delaysMs": [1_000, 60_000]},
+        timeoutMs=5_000,
+        signing="hmac",
+        metadata={"client_ref": "order-456"},
+    )
+
+    callback, shown = kept(site), reply.json["timer"]["callback"]
+    assert (reply.status, reply.json["timer"]["sink"]) == (201, "http")
+    assert callback.body == '{"b":[1,null],"a":"é"}'.encode()
+    assert (callback.url, callback.retry.max_attempts, callback.timeout.total_seconds()) == (URL, 3, 5)
+    assert "token123" not in repr(callback) + reply.body.decode()
+    assert shown["headers"]["Accept"] == "text/plain"
+    assert shown["headers"]["Authorization"].startswith("***** (")
+    assert (shown["body"], shown["metadata"]) == ({"b": [1, None], "a": "é"}, {"client_ref": "order-456"})
+    assert shown["retry"] == {"delaysMs": [1_000, 60_000]}
+
+
+async def test_exact_bytes_are_kept_as_they_are(site: Site) -> None:
+    exact = b'{"n": 1.10}\x00'
+
+    reply = await put(
+        site, bodyBase64=base64.b64encode(exact).decode(), contentType="application/octet-stream"
+    )
+
+    assert kept(site).body == exact
+    assert base64.b64decode(reply.json["timer"]["callback"]["bodyBase64"]) == exact
+
+
+async def test_without_a_body_the_event_of_the_firing_is_sent(site: Site) -> None:
+    await put(site)
+
+    assert (kept(site).body, kept(site).retry.max_attempts) == (None, 10)
+
+
+async def test_without_a_broker_a_timer_needs_a_callback(site: Site) -> None:
+    await put(site, "order-2")
+
+    replies = [
+        await site.ask("POST", "/v1/timers", {"dueAt": DUE}),
+        await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE}),
+        await site.ask("PATCH", "/v1/timers/order-2", {"callback": None}),
+    ]
+
+    assert [reply.status for reply in replies] == [400] * 3
+    assert {reply.json["errors"][0]["pointer"] for reply in replies} == {"/callback"}
+
+
+@pytest.mark.parametrize(
+    ("callback", "pointer"),
+    [
+        ({"url": None}, "/callback/url"),
+        ({"url": "ftp://receiver.example/"}, "/callback/url"),
+        ({"url": "https://user:pass@receiver.example/"}, "/callback/url"),
+        ({"url": "https://receiver.example/#x"}, "/callback/url"),
+        ({"url": "http://127.0.0.1:9/"}, "/callback/url"),
+        ({"url": "http://169.254.169.254/latest"}, "/callback/url"),
+        ({"url": "http://[::ffff:10.0.0.1]/"}, "/callback/url"),
+        ({"method": "GET"}, "/callback/method"),
+        ({"headers": {"X-A": "a\r\nX-B: b"}}, "/callback/headers"),
+        ({"headers": {"webhook-id": "1"}}, "/callback/headers"),
+        ({"headers": {"Host": "other"}}, "/callback/headers"),
+        ({"headers": {"Authorization": "***** (01234567)"}}, "/callback/headers"),
+        ({"headers": {"a b": "c"}}, "/callback/headers"),
+        ({"headers": {f"X-{n}": "a" for n in range(21)}}, "/callback/headers"),
+        ({"headers": ["X"]}, "/callback/headers"),
+        ({"body": 1, "bodyBase64": "MQ=="}, "/callback/bodyBase64"),
+        ({"bodyBase64": "?"}, "/callback/bodyBase64"),
+        ({"contentType": "a\r\nb"}, "/callback/contentType"),
+        ({"retry": {"maxAttempts": 0}}, "/callback/retry/maxAttempts"),
+        ({"retry": {"delaysMs": [1]}}, "/callback/retry/delaysMs"),
+        ({"retry": {"delaysMs": [], "maxAttempts": 1}}, "/callback/retry/maxAttempts"),
+        ({"timeoutMs": 60_001}, "/callback/timeoutMs"),
+        ({"signing": "rsa"}, "/callback/signing"),
+        ({"colour": "red"}, "/callback/colour"),
+    ],
+)
+async def test_a_wrong_callback_is_refused_with_a_pointer(site: Site, callback: Any, pointer: str) -> None:
+    reply = await put(site, **callback)
+
+    assert (reply.status, site.store.timers) == (400, {})
+    assert reply.json["errors"][0]["pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("body", "x" * 65_535), ("metadata", "x" * 4_095), ("bodyBase64", "AAAA" * 21_846)]
+)
+async def test_what_is_too_large_is_413_with_a_pointer(site: Site, name: str, value: str) -> None:
+    reply = await put(site, **{name: value})
+
+    assert (reply.status, reply.json["errors"][0]["pointer"]) == (413, f"/callback/{name}")
+
+
+# Changing
+
+
+async def test_a_patch_of_a_callback_keeps_what_it_does_not_name(site: Site) -> None:
+    await put(site, headers={"Authorization": "Bearer token123", "X-Old": "1"}, body={"a": 1})
+    before = dict(kept(site).headers)
+
+    reply = await site.ask(
+        "PATCH",
+        "/v1/timers/order-1",
+        {"callback": {"method": "PUT", "headers": {"X-Old": None, "X-New": "2"}}},
+    )
+
+    after = dict(kept(site).headers)
+    assert (reply.status, kept(site).method, kept(site).body) == (200, "PUT", b'{"a":1}')
+    assert (after["Authorization"], sorted(after)) == (before["Authorization"], ["Authorization", "X-New"])
+
+
+async def test_secrets_are_not_sent_to_another_receiver_than_they_were_given_for(site: Site) -> None:
+    await put(site, headers={"Authorization": "Bearer token123"})
+
+    refused = await site.ask("PATCH", "/v1/timers/order-1", {"callback": {"url": "https://evil.example/"}})
+    given = await site.ask(
+        "PATCH",
+        "/v1/timers/order-1",
+        {"callback": {"url": "https://other.example/", "headers": {"X-A": "1"}}},
+    )
+
+    assert (refused.status, refused.json["errors"][0]["pointer"]) == (400, "/callback/headers")
+    assert (given.status, [name for name, _ in kept(site).headers]) == (200, ["X-A"])
+
+
+async def test_a_changed_callback_is_another_version_of_the_same_firing(site: Site) -> None:
+    first = await put(site)
+
+    second = await put(site, method="PUT")
+    stale = await site.ask("DELETE", "/v1/timers/order-1", if_match=first.headers["etag"])
+
+    assert (second.json["timer"]["generation"], stale.status) == (1, 412)
+
+
+# After the firing
+
+
+async def test_a_delivery_is_shown_and_changes_the_etag(site: Site) -> None:
+    before = await put(site)
+    await fire(site)
+
+    shown = await site.ask("GET", "/v1/timers/order-1")
+    attempts = await site.ask("GET", "/v1/timers/order-1/attempts")
+    listed = await site.ask("GET", "/v1/deliveries?state=waiting")
+    cancelled = await site.ask("DELETE", "/v1/timers/order-1")
+
+    assert shown.json["timer"]["delivery"]["state"] == "Waiting"
+    assert shown.headers["etag"] != before.headers["etag"]
+    assert attempts.json == {"attempts": [], "delivery": shown.json["timer"]["delivery"]}
+    assert [each["serviceCallId"] for each in listed.json["deliveries"]] == ["order-1"]
+    assert (cancelled.status, cancelled.json["timer"]["delivery"]["state"]) == (409, "Waiting")
+
+
+async def test_an_abandoned_delivery_can_be_sent_again_under_the_same_id(site: Site) -> None:
+    await put(site)
+    await fire(site)
+
+    abandoned = await site.ask("POST", "/v1/timers/order-1/abandon")
+    retried = await site.ask("POST", "/v1/timers/order-1/retry")
+    again = await site.ask("POST", "/v1/timers/order-1/retry")
+
+    assert [reply.json["delivery"]["state"] for reply in (abandoned, retried, again)] == [
+        "Abandoned",
+        "Waiting",
+        "Waiting",
+    ]
+    assert abandoned.json["delivery"]["id"] == retried.json["delivery"]["id"]
+
+
+async def test_deliveries_are_sent_again_by_filter(site: Site) -> None:
+    for name in ("order-1", "order-2"):
+        await put(site, name)
+        await fire(site, name)
+        await site.ask("POST", f"/v1/timers/{name}/abandon")
+
+    none = await site.ask("POST", "/v1/deliveries:retry", {})
+    one = await site.ask("POST", "/v1/deliveries:retry", {"state": "abandoned", "limit": 1})
+    rest = await site.ask("POST", "/v1/deliveries:retry", {"state": "abandoned"})
+
+    assert (none.json, one.json, rest.json) == (
+        {"retried": 0, "more": False},
+        {"retried": 1, "more": True},
+        {"retried": 1, "more": False},
+    )
+    listed = await site.ask("GET", "/v1/deliveries")
+    assert {each["state"] for each in listed.json["deliveries"]} == {"Waiting"}
+
+
+async def test_a_timer_without_a_delivery_says_so(site: Site) -> None:
+    await put(site)
+
+    replies = [
+        await site.ask("POST", "/v1/timers/order-1/retry"),
+        await site.ask("POST", "/v1/timers/order-9/retry"),
+        await site.ask("POST", "/v1/timers/order-9/abandon"),
+        await site.ask("GET", "/v1/timers/order-9/attempts"),
+    ]
+
+    assert [reply.status for reply in replies] == [409, 404, 404, 404]
