@@ -68,7 +68,33 @@ async def test_a_span_counts_from_now(timers: Timers) -> None:
 
     assert sooner.timer.due_at is not None
     assert later.timer.due_at is not None
+    assert later.timer.due_at >= sooner.timer.registered_at + timedelta(days=3)
     assert sooner.timer.due_at <= later.timer.due_at
+
+
+async def test_with_if_absent_the_first_due_time_counts(timers: Timers) -> None:
+    first = await timers.schedule("order-1", FAR_AHEAD, if_absent=True, confirm=True)
+    second = await timers.schedule("order-1", timedelta(days=1), if_absent=True, confirm=True)
+    await timers.cancel("order-1", confirm=True)
+    third = await timers.schedule("order-1", timedelta(days=1), if_absent=True, confirm=True)
+
+    assert [each.outcome for each in (first, second, third)] == [
+        Outcome.SCHEDULED,
+        Outcome.UNCHANGED,
+        Outcome.ALREADY_CANCELLED,
+    ]
+    assert [each.timer.due_at for each in (first, second, third)] == [FAR_AHEAD] * 3
+
+
+async def test_what_comes_too_late_expires(timers: Timers) -> None:
+    await timers.schedule("order-1", LONG_AGO, expires_after=timedelta(minutes=1))
+
+    timer = await timers.wait("order-1", timeout=PATIENCE)
+    again = await timers.schedule("order-1", FAR_AHEAD, confirm=True)
+
+    assert (timer.state, timer.due_at) == ("Expired", LONG_AGO)
+    assert timer.expired_at is not None
+    assert again.outcome is Outcome.ALREADY_EXPIRED
 
 
 async def test_a_due_time_is_kept_to_the_millisecond_and_never_early(timers: Timers) -> None:
@@ -247,6 +273,14 @@ async def test_a_moment_without_a_zone_is_refused(timers: Timers) -> None:
     ):
         with pytest.raises(ValueError, match=r"must have a time zone.*write datetime\.now\(UTC\)"):
             await use()
+
+
+@pytest.mark.parametrize("name", ["due", "expires_after"])
+async def test_a_span_of_more_than_ten_years_is_refused(timers: Timers, name: str) -> None:
+    spans: dict[str, Any] = {"due": timedelta(days=1), name: timedelta(days=3660)}
+
+    with pytest.raises(ValueError, match=f"{name} must not be longer than 10 years"):
+        await timers.schedule("order-1", spans.pop("due"), **spans)
 
 
 async def test_a_negative_span_is_refused(timers: Timers) -> None:

@@ -198,6 +198,36 @@ async def test_what_still_counts_is_handled_where_stale_firings_are_dropped(time
     assert (firing.generation, consumer.counts.stale) == (1, 0)
 
 
+async def test_what_expired_goes_to_its_own_handler(timers: Timers) -> None:
+    reached, expired = Handled(), Handled()
+
+    async with timers.consume("billing", reached, expired=expired):
+        await timers.schedule("late", LONG_AGO, expires_after=timedelta(minutes=1))
+        await timers.schedule("order-1", LONG_AGO)
+        [firing] = await expired.wait_for(1)
+        await reached.wait_for(1)
+
+    assert (reached.ids, expired.ids) == (["order-1"], ["late"])
+    assert (firing.expired, firing.due_at, firing.lateness) == (True, LONG_AGO, firing.reached_at - LONG_AGO)
+
+
+async def test_what_expired_is_passed_over_without_a_handler_for_it(timers: Timers) -> None:
+    reached, expired = Handled(), Handled()
+    await timers.schedule("late", LONG_AGO, expires_after=timedelta(minutes=1))
+    await timers.wait("late")
+
+    async with timers.consume("billing", reached):
+        await timers.schedule("order-1", LONG_AGO)
+        await reached.wait_for(1)
+    async with timers.consume("billing", reached, expired=expired):
+        await timers.schedule("order-2", LONG_AGO)
+        await timers.schedule("late-2", LONG_AGO, expires_after=timedelta(minutes=1))
+        await expired.wait_for(1)
+        await reached.wait_for(2)
+
+    assert (reached.ids, expired.ids) == (["order-1", "order-2"], ["late-2"])
+
+
 async def test_an_error_in_the_block_ends_the_consumer_and_comes_out_as_it_is(timers: Timers) -> None:
     with pytest.raises(ZeroDivisionError):
         async with timers.consume("billing", Handled()):

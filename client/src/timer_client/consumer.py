@@ -14,9 +14,8 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from timer_client import wire
 from timer_client.errors import AlreadyHandled, Reject, TimerError
-from timer_client.firing import Firing, read_firing
+from timer_client.firing import Firing
 from timer_client.leases import HEARTBEATS, Lease, Leases
 from timer_client.pulling import Pulls
 
@@ -32,14 +31,15 @@ RETRY_DELAYS: Final = (
 )
 """After which a firing comes again whose handler has failed; the last one counts from then on."""
 
-Bind = Callable[[], Awaitable[float]]
-"""Find or create the durable consumer, and return its ack_wait in seconds."""
-Handler = Callable[[Firing], Awaitable[None]]
-
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
 
 _log = logging.getLogger("timer_client")
+
+
+Bind = Callable[[], Awaitable[float]]
+"""Find or create the durable consumer, and return its ack_wait in seconds."""
+Handler = Callable[[Firing], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -64,6 +64,7 @@ class Options:
     retry_delays: Sequence[timedelta] = RETRY_DELAYS
     grace: timedelta = timedelta(seconds=30)
     is_stale: Callable[[Firing], Awaitable[bool]] | None = None
+    expired: Handler | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -151,13 +152,11 @@ class Consumer:
         if self._leases.renew(message, until):
             return
         try:
-            firing = read_firing(
-                message.data,
-                tenant=self._tenant,
-                consumer=self.name,
-                deliveries=message.metadata.num_delivered,
-            )
-        except wire.WireError as error:
+            deliveries = message.metadata.num_delivered
+            firing = Firing.read(message.data, consumer=self.name, deliveries=deliveries)
+            if firing.tenant_id != self._tenant:
+                raise ValueError(f"it belongs to {firing.tenant_id!r}")
+        except ValueError as error:
             _log.error("consumer %s: what came on %s is not an event: %s", self.name, message.subject, error)
             await self._leases.say(message, b"+TERM not an event")
             return
@@ -195,10 +194,13 @@ class Consumer:
         try:
             if firing.id in self._handled:
                 raise AlreadyHandled(firing.id)
+            handler = self._options.expired if firing.expired else self._handler
+            if handler is None:
+                return ACK  # Nobody wants to know of it.
             if self._options.is_stale is not None and await self._options.is_stale(firing):
                 self.counts.stale += 1
                 return ACK
-            await _returned(self._handler(firing))
+            await _returned(handler(firing))
             self.counts.handled += 1
         except AlreadyHandled:
             self.counts.repeated += 1

@@ -29,7 +29,21 @@ def span_ms(name: str, value: object) -> int:
     return -(-value // timedelta(milliseconds=1))
 
 
-def check_due(value: object) -> None:
-    """Raise TypeError for what is neither a span nor a moment."""
-    if not isinstance(value, datetime | timedelta):
-        raise TypeError(f"due: {_HOW} (got {value!r})")
+def _limited_ms(name: str, value: object) -> int:
+    milliseconds = span_ms(name, value)
+    if milliseconds > wire.MAX_SPAN_MS:
+        raise ValueError(f"{name} must not be longer than 10 years: give a moment instead (got {value!r})")
+    return milliseconds
+
+
+def wanted(due: object, *, if_absent: bool, expires_after: timedelta | None) -> wire.Wanted:
+    """Return what is wanted of a timer, as the wire has it; raise TypeError or ValueError for wrong times."""
+    if not isinstance(due, datetime | timedelta):
+        raise TypeError(f"due: {_HOW} (got {due!r})")
+    is_span = isinstance(due, timedelta)
+    return wire.Wanted.model_construct(
+        due_at=None if is_span else moment("due", due),
+        delay_ms=_limited_ms("due", due) if is_span else None,
+        if_absent=if_absent or None,
+        expires_after_ms=None if expires_after is None else _limited_ms("expires_after", expires_after),
+    )

@@ -53,10 +53,10 @@ class Ear:
 
     def __init__(self) -> None:
         self._heard = asyncio.Event()
-        self.firing: wire.DueTimeReachedPayload | None = None
+        self.firing: wire.FiringPayload | None = None
         """The newest firing that was heard of."""
 
-    def hear(self, firing: wire.DueTimeReachedPayload) -> None:
+    def hear(self, firing: wire.FiringPayload) -> None:
         """Keep what was heard and wake who waits."""
         if self.firing is None or firing.generation > self.firing.generation:
             self.firing = firing
@@ -109,7 +109,7 @@ class Listening:
             payload = wire.read_payload(wire.read_envelope(message.data))
         except wire.WireError:
             return
-        if isinstance(payload, wire.DueTimeReachedPayload):
+        if isinstance(payload, wire.FiringPayload):
             for ear in self._ears.get(payload.service_call_id, ()):
                 ear.hear(payload)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal, TypeAlias, TypedDict, Unpack, overload
 
@@ -27,12 +27,16 @@ class Outcome(StrEnum):
     ALREADY_REACHED = "already_reached"
     ALREADY_CANCELLED = "already_cancelled"
     ALREADY_EXPIRED = "already_expired"
+    OTHER = "other"
+    """A word of a newer service."""
 
 
 class ScheduleOptions(TypedDict, total=False):
     """What may be said of a timer beside its due time."""
 
     correlation_id: str | None
+    if_absent: bool
+    expires_after: timedelta | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +91,24 @@ class TimerRequests(BrokerClient):
         *,
         confirm: bool = False,
         correlation_id: str | None = None,
+        if_absent: bool = False,
+        expires_after: timedelta | None = None,
     ) -> Accepted | Decision:
         """Have a timer fire after a span or at a moment; asking again moves it.
 
         Without `confirm` it is a command: the broker keeps it, also while the service is away. With `confirm`
-        the service decides now, and the answer is definite.
+        the service decides now, and the answer is definite. With `if_absent` the first due time counts: a
+        timer that exists stays as it is. What could only fire later than `expires_after` expires instead.
         """
         check_ids(self.tenant, service_call_id, correlation_id)
-        due_at = self._due_at(due)
+        wanted = times.wanted(due, if_absent=if_absent, expires_after=expires_after)
         if not confirm:
-            wanted = wire.Wanted.model_construct(due_at=due_at)
             return await self._command(service_call_id, wanted, correlation_id)
         request = wire.ScheduleRequest.model_construct(
-            service_call_id=service_call_id, due_at=due_at, correlation_id=correlation_id
+            service_call_id=service_call_id, correlation_id=correlation_id, **dict(wanted)
         )
         answer = await self._ask(self._api("schedule"), request, wire.ScheduleAnswer)
-        return Decision(Outcome(answer.outcome), answer.timer)
+        return Decision(_outcome(answer.outcome), answer.timer)
 
     @overload
     async def cancel(self, service_call_id: str, *, confirm: Literal[False] = False) -> Accepted: ...
@@ -115,7 +121,7 @@ class TimerRequests(BrokerClient):
             return await self._command(service_call_id, None, None)
         request = wire.GetRequest(serviceCallId=service_call_id)
         answer = await self._ask(self._api("cancel"), request, wire.CancelAnswer)
-        return Decision(Outcome(answer.outcome), answer.timer)
+        return Decision(_outcome(answer.outcome), answer.timer)
 
     async def get(self, service_call_id: str) -> Timer:
         """Return one timer, or raise TimerNotFound."""
@@ -156,13 +162,6 @@ class TimerRequests(BrokerClient):
     def _api(self, endpoint: str) -> str:
         return self._subjects.api(self.tenant, endpoint)
 
-    def _due_at(self, due: object) -> datetime:
-        times.check_due(due)
-        if isinstance(due, timedelta):
-            due_ms = now_ms() + times.span_ms("due", due)
-            return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=due_ms)
-        return times.moment("due", due)
-
     async def _command(
         self, service_call_id: str, wanted: wire.Wanted | None, correlation_id: str | None
     ) -> Accepted:
@@ -180,3 +179,7 @@ class TimerRequests(BrokerClient):
             self._subjects.command(self.tenant, command_type), body, str(command_id)
         )
         return Accepted(str(command_id), acknowledgement.stream, acknowledgement.seq)
+
+
+def _outcome(word: str) -> Outcome:
+    return Outcome(word) if word in Outcome._value2member_map_ else Outcome.OTHER

@@ -61,7 +61,8 @@ class Timers(TimerRequests):
             raise ValueError(f"{name!r} is being slept already: give every sleep a name of its own")
         self._asleep.add(name)
         try:
-            await self.schedule(name, span)
+            # A command, so that the sleep begins now, also while the service is away.
+            await self.schedule(name, span, if_absent=True)
             timer = await wait_for(name, self.get, self._listening, patient=True)
         finally:
             self._asleep.discard(name)
@@ -77,6 +78,7 @@ class Timers(TimerRequests):
         *,
         concurrency: int = 10,
         prefetch: int = 0,
+        expired: Handler | None = None,
         drop_stale: bool = False,
         ack_wait: timedelta | None = None,
         retry_delays: Sequence[timedelta] = RETRY_DELAYS,
@@ -84,12 +86,17 @@ class Timers(TimerRequests):
     ) -> AsyncIterator[Consumer]:
         """Handle every firing with `handler` while inside the block; the name is what survives a restart.
 
-        Workers of the same name share the firings. At the end of the block no more are taken, those in hand
-        are finished within `grace`, and the rest is given back for others.
+        Those that expired go to `expired`, if it is given. Workers of the same name share the firings. At the
+        end of the block no more are taken, those in hand are finished within `grace`, and the rest is given
+        back for others.
         """
-        options = Options(concurrency, prefetch, retry_delays, grace, self._is_stale if drop_stale else None)
+        options = Options(
+            concurrency, prefetch, retry_delays, grace, self._is_stale if drop_stale else None, expired
+        )
         ack_wait_s = None if ack_wait is None else times.span_ms("ack_wait", ack_wait) / 1000
-        durable = Durable(name, self._streams.events, self._subjects, self.tenant, ack_wait_s)
+        durable = Durable(
+            name, self._streams.events, self._subjects, self.tenant, ack_wait_s, expired is not None
+        )
         if name in self._consuming:
             raise ConsumerConflict(f"{name!r} is being consumed already: raise its concurrency instead")
         self._consuming.add(name)

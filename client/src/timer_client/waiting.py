@@ -44,10 +44,12 @@ async def wait_for(
             pause_s = min(2 * pause_s, LOOK_AGAIN_S)
 
 
-def _ended(timer: wire.TimerView, heard: wire.DueTimeReachedPayload | None) -> wire.TimerView | None:
+def _ended(timer: wire.TimerView, heard: wire.FiringPayload | None) -> wire.TimerView | None:
     if timer.state != "Scheduled":
         return timer
-    if heard is not None and heard.generation == timer.generation:
-        # The event is the proof; the service marks the timer a moment later.
+    if heard is None or heard.generation != timer.generation:
+        return None
+    # The event is the proof; the service marks the timer a moment later.
+    if isinstance(heard, wire.DueTimeReachedPayload):
         return timer.model_copy(update={"state": "Reached", "reached_at": heard.reached_at})
-    return None
+    return timer.model_copy(update={"state": "Expired", "expired_at": getattr(heard, "expired_at", None)})

@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NoStreamResponseError
 
-from timer_client import NotPermitted, RequestRefused, ServiceAway, TimerError
+from timer_client import NotPermitted, RequestRefused, ServiceAway, TimerCancelled, TimerError
 from timer_client.connection import BrokerClient
 from timer_service.cli.exits import (
     EXIT_INTERRUPTED,
@@ -56,6 +56,8 @@ def converse(
         asyncio.run(conversation())
     except RequestRefused as error:
         raise CommandFailed(EXIT_REFUSED, f"{error.description} ({error.code})") from error
+    except TimerCancelled as error:
+        raise CommandFailed(EXIT_REFUSED, str(error)) from error
     except ValueError as error:
         raise CommandFailed(EXIT_USAGE, str(error)) from error
     return EXIT_OK

@@ -14,6 +14,7 @@ from timer_service.cli import (
     running,
     secrets,
     settings,
+    sleeping,
     stores,
     timers,
 )
@@ -62,6 +63,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"timer-service {__version__}")
     parser.set_defaults(handler=running.run)
     commands = parser.add_subparsers(title="commands", metavar="")
-    for group in (running, timers, instances, clock, deadletters, keys, stores, secrets, listening, settings):
+    for group in (
+        running,
+        timers,
+        sleeping,
+        instances,
+        clock,
+        deadletters,
+        keys,
+        stores,
+        secrets,
+        listening,
+        settings,
+    ):
         group.add_commands(commands)
     return parser
