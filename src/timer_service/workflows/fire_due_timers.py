@@ -72,8 +72,7 @@ async def publish_due_timers(
     catch_up: CatchUp,
 ) -> AsyncIterator[PublishedBatch]:
     """Publish one batch of due timers; it stays claimed, so that it can be marked, until this is left."""
-    # Publish before marking: a crash in between repeats the event under the same id. The other order would
-    # lose it.
+    # Publish before marking: a crash in between repeats the event under its id. The other order loses it.
     now = clock.now()
     if hold_back.everything_until(now) is not None:
         yield PublishedBatch(_nothing(now))
