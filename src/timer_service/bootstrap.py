@@ -22,6 +22,7 @@ from timer_service.domain.admission import RateLimit
 from timer_service.observability.metrics import Metrics
 from timer_service.ports.clock import GuardedClock
 from timer_service.ports.timer_store import PatientStore, TimerStore
+from timer_service.senders import resealing
 from timer_service.service.run import Service
 from timer_service.service.surroundings import Surroundings
 from timer_service.stores import OpenedStore, open_store
@@ -86,6 +87,9 @@ async def open_service(
                 listener=parts.api_listener,
             )
             await stack.enter_async_context(api)
+        await stack.enter_async_context(
+            resealing(settings, opened.secrets, opened.store.sealed_headers, clock.now)
+        )
         await stack.enter_async_context(bus.running())
         if nats is not None:
             # Inside: what is under way at the end is answered over the connection that the bus then closes.

@@ -1,6 +1,7 @@
 """Opens the sender of callbacks that the settings ask for, and the secrets that it sends with."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
@@ -13,9 +14,11 @@ from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.config import Settings
 from timer_service.domain.delivery import CallbackRequest, CallResult, Trouble, Unreachable
 from timer_service.domain.errors import CriticalError, InvalidConfiguration
+from timer_service.ports.sealed_headers import SealedHeaders
 from timer_service.ports.secret_store import SecretStore
 from timer_service.secret_keys import key_file, read_secret_keys
 from timer_service.targets import AddressRules, read_allowed
+from timer_service.waiting import owned
 
 if TYPE_CHECKING:
     from timer_service.adapters.webhook.sender import HttpCallbackSender
@@ -70,6 +73,23 @@ async def open_callback_sender(
         if at_once:
             await sender.ready()
         yield sender
+
+
+@asynccontextmanager
+async def resealing(
+    settings: Settings, secrets: SecretStore, headers: SealedHeaders, now: Callable[[], datetime]
+) -> AsyncIterator[None]:
+    """Beside the block, seal with the first key what older ones sealed; nothing if there is one key."""
+    if settings.secret_keys is None or "," not in settings.secret_keys.get_secret_value().strip(", "):
+        yield
+        return
+    # Here, as above.
+    from timer_service.adapters.webhook.resealing import reseal_everything  # noqa: PLC0415
+
+    sealing = sealing_keys(settings)
+    keyring = Keyring(secrets, sealing, now, time.monotonic)
+    async with owned(reseal_everything(keyring, HeaderVault(sealing), headers)):
+        yield
 
 
 class ReadySender:

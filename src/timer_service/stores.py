@@ -19,6 +19,7 @@ from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.ports.api_keys import ApiKeyStore
 from timer_service.ports.delivery_store import DeliveryStore
+from timer_service.ports.sealed_headers import SealedHeaders
 from timer_service.ports.secret_store import SecretStore
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
@@ -34,6 +35,11 @@ class Store(TimerStore, StreamEpochs, Protocol):
     @property
     def deliveries(self) -> DeliveryStore:
         """The callbacks and what became of them."""
+        ...
+
+    @property
+    def sealed_headers(self) -> SealedHeaders:
+        """The headers of callbacks, as they are kept."""
         ...
 
 

@@ -1,20 +1,27 @@
 """The sender that the settings ask for, opened when it is needed."""
 
+import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.callbacks import request_to
+from tests.support.callbacks import keyring_of, request_to
 from tests.support.patience import PATIENCE_S
 from tests.support.receiver import receiving
-from tests.support.timers import at
+from tests.support.timers import ACME, at, schedule
+from timer_service.adapters.callback_headers import HeaderVault
+from timer_service.adapters.sealing import SecretKeys
 from timer_service.config import load_settings
+from timer_service.domain.callback import Callback
 from timer_service.domain.delivery import Blocked, Trouble, Unreachable
 from timer_service.domain.errors import InvalidConfiguration
-from timer_service.senders import address_rules, open_callback_sender
+from timer_service.secret_keys import new_secret_key, read_secret_keys
+from timer_service.senders import address_rules, open_callback_sender, resealing
+from timer_service.testing import MemoryTimerStore
 from timer_service.testing.secrets import MemorySecretStore
 
 POSTGRES = "postgresql://localhost/timers"
@@ -86,3 +93,24 @@ def test_nats_gets_the_client_where_it_speaks_over_websockets() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, check=True)
 
     assert said.stdout == b"None\naiohttp\n"
+
+
+async def test_a_new_first_key_seals_everything_beside_the_service() -> None:
+    old, new = new_secret_key(), new_secret_key()
+    store, secrets, timer = MemoryTimerStore(), MemorySecretStore(), schedule("order-1")
+    before, after = (SecretKeys(read_secret_keys(key)) for key in (old, new))
+    headers = HeaderVault(before).sealed(timer.key, (("X-Token", "t"),))
+    await store.decide([replace(timer, callback=Callback("https://shop.example/", headers=headers))], at(0))
+    await keyring_of(secrets, before).set_named(ACME, "token", "value")
+
+    async with asyncio.timeout(PATIENCE_S):
+        for keys in (f"{new},{old}", new):
+            async with resealing(
+                load_settings(secret_keys=keys), secrets, store.sealed_headers, lambda: at(0)
+            ):
+                while store.deliveries.callbacks[timer.key].headers == headers:
+                    await asyncio.sleep(0.001)
+
+    stored = store.deliveries.callbacks[timer.key].headers
+    assert HeaderVault(after).opened(timer.key, stored) == (("X-Token", "t"),)
+    assert (await keyring_of(secrets, after).read(ACME)).named == {"token": "value"}

@@ -11,6 +11,7 @@ from timer_service.domain.callback import Callback, Method, RetryPolicy, Signing
 from timer_service.domain.delivery import Attempt, Delivery, DeliveryState
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, TimerKey, Trace
 from timer_service.ports.delivery_store import CallbackRecord, ClaimedDelivery, DeliveryQuery, WaitingDelivery
+from timer_service.ports.sealed_headers import StoredHeaders
 
 CALLBACK_COLUMNS: Final = (
     "tenant_id, service_call_id, url, origin, method, headers, body, content_type, retry_delays_ms, "
@@ -196,3 +197,9 @@ def states_to_list(query: DeliveryQuery) -> list[str]:
 
 def _text(value: datetime | None) -> str | None:
     return None if value is None else text(value)
+
+
+def stored_headers(row: Row) -> StoredHeaders:
+    """Return the headers of a row that holds a key and headers."""
+    headers = tuple((name, value) for name, value in json.loads(row[2]))
+    return StoredHeaders(TenantId(row[0]), ServiceCallId(row[1]), headers)

@@ -31,7 +31,7 @@ def nats_connect_options(settings: Settings) -> dict[str, Any]:
 
 
 def _enable_websockets() -> None:
-    """Give nats-py the HTTP client that it uses for WebSockets: `timer_service` has kept it from loading it."""
+    """Give nats-py the HTTP client for WebSockets, which `timer_service` has kept it from loading."""
     import aiohttp  # noqa: PLC0415 - most services do not need it
     import multidict  # noqa: PLC0415
     from nats.aio import transport  # noqa: PLC0415

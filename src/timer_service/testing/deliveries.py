@@ -1,6 +1,7 @@
 """Deliveries in dictionaries, with the promises of the real stores except durability."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from timer_service.domain import delivery as rules
@@ -19,6 +20,7 @@ from timer_service.ports.delivery_store import (
     Place,
     WaitingDelivery,
 )
+from timer_service.ports.sealed_headers import StoredHeaders
 
 
 class MemoryDeliveries:
@@ -140,3 +142,17 @@ class MemoryDeliveries:
         ]
         found.sort(key=lambda each: each[0])
         return [d for place, d in found if query.after is None or place > query.after][: query.limit]
+
+    async def headers_after(self, key: TimerKey | None, limit: int) -> list[StoredHeaders]:
+        """Return the next headers in the order of the keys."""
+        keys = [each for each in sorted(self.callbacks) if key is None or each > key]
+        found = [StoredHeaders(*each, self.callbacks[each].headers) for each in keys]
+        return [each for each in found if each.headers][:limit]
+
+    async def replace_headers(self, changes: Sequence[tuple[StoredHeaders, StoredHeaders]]) -> int:
+        """Replace headers that are still as they were."""
+        held = [new for old, new in changes if self.callbacks[old.key].headers == old.headers]
+        self.callbacks.update(
+            {new.key: replace(self.callbacks[new.key], headers=new.headers) for new in held}
+        )
+        return len(held)

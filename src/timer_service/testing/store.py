@@ -33,6 +33,7 @@ class MemoryTimerStore:
     def __init__(self) -> None:
         self.timers: dict[TimerKey, Timer] = {}
         self.deliveries = MemoryDeliveries(self.timers)
+        self.sealed_headers = self.deliveries
         self._claimed: set[TimerKey] = set()
         self._looks = 0
         self._turns: dict[TenantId, int] = {}

@@ -28,6 +28,7 @@ from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to_read
 from timer_service.adapters.postgres.pages import page_of
 from timer_service.adapters.postgres.pending import PendingCount
+from timer_service.adapters.postgres.sealed_headers import PostgresSealedHeaders
 from timer_service.adapters.postgres.secrets import PostgresSecretStore
 from timer_service.domain import timer as rules
 from timer_service.domain.callback import Sink
@@ -75,6 +76,7 @@ class PostgresTimerStore:
         self._work = work
         self._answers = answers
         self.secrets = PostgresSecretStore(answers)
+        self.sealed_headers = PostgresSealedHeaders(answers)
         self.api_keys = PostgresApiKeys(answers)
         self._hints = hints
         self._now = now

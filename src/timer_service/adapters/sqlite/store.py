@@ -27,6 +27,7 @@ from timer_service.adapters.sqlite.pages import pages_of
 from timer_service.adapters.sqlite.pending import PendingCount
 from timer_service.adapters.sqlite.questions import NOBODY, Questions
 from timer_service.adapters.sqlite.schema import NEW
+from timer_service.adapters.sqlite.sealed_headers import SqliteSealedHeaders
 from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
 from timer_service.adapters.sqlite.writer import Writer
 from timer_service.domain import timer as rules
@@ -90,6 +91,7 @@ class SqliteTimerStore:
         self._claiming = asyncio.Lock()
         self.marks = Marks(writer, self._writer.transaction)
         self.deliveries = SqliteDeliveries(self._writer, self._read_deliveries, questions)
+        self.sealed_headers = SqliteSealedHeaders(self._writer, self._read_deliveries)
         self._exclusion = Exclusion()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
