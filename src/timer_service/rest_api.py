@@ -11,9 +11,10 @@ from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.compact import CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.listening import listen
-from timer_service.adapters.http.rest import delivery_routes, serving_api, v1_routes
+from timer_service.adapters.http.rest import compact_routes, delivery_routes, serving_api, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.config import Settings
@@ -58,6 +59,7 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
         parts.timers, parts.deliveries, desk, parts.clock.now, has_broker=settings.has_broker
     )
     deliveries = DeliveryHandlers(parts.deliveries, lambda tenant_id: _public_keys(keyring, tenant_id))
+    compact = CompactHandlers(parts.timers, parts.deliveries, desk, parts.clock.now)
     doorkeeper = Doorkeeper(
         parts.opened.api_keys,
         now=parts.clock.now,
@@ -66,7 +68,7 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
         single_tenant=settings.api_tenant,
     )
     return ApiApp(
-        (*v1_routes(handlers), *delivery_routes(deliveries)),
+        (*v1_routes(handlers), *delivery_routes(deliveries), *compact_routes(compact)),
         doorkeeper,
         parts.rate_limit,
         rate=settings.request_rate,

@@ -26,7 +26,7 @@ _TITLES: Final = {
     "internal-error": (500, "Internal error"),
     "unavailable": (503, "Try again"),
 }
-_SEED_CODES: Final = {401: 4, 403: 4, 404: 3, 408: 1, 429: 1, 500: 1, 503: 1}
+_COMPACT_CODES: Final = {401: 4, 403: 4, 404: 3, 408: 1, 429: 1, 500: 1, 503: 1}
 """The codes of the other dialect; 2 is for all that the caller could have known."""
 
 
@@ -76,7 +76,7 @@ class Problem(Exception):
                 for error in self.errors
             ]
         content |= self.more
-        return content | {"code": _SEED_CODES.get(self.status, 2), "message": self.detail, "data": None}
+        return content | {"code": _COMPACT_CODES.get(self.status, 2), "message": self.detail, "data": None}
 
 
 def invalid(detail: str, pointer: str = "", **more: Any) -> Problem:

@@ -3,9 +3,11 @@
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Final
 
 from timer_service.adapters.http.api import ApiApp, Route
+from timer_service.adapters.http.compact import CompactHandlers, as_compact
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.punctual import PunctualProtocol
 from timer_service.adapters.http.server import serving
@@ -51,6 +53,20 @@ def delivery_routes(handlers: DeliveryHandlers) -> Sequence[Route]:
         Route("POST", "/v1/deliveries:retry", "rest.retry_all", handlers.retry_all, Scope.REPLAY, _JSON),
         Route("GET", "/v1/signing-keys", "rest.signing_keys", handlers.signing_keys),
     )
+
+
+def compact_routes(handlers: CompactHandlers) -> Sequence[Route]:
+    """Return the paths of the smaller dialect."""
+    one = "/timers/{id}"
+    routes = (
+        Route("POST", "/timers", "timers.create", handlers.create, Scope.WRITE, _JSON),
+        Route("GET", "/timers", "timers.list", handlers.list_page),
+        Route("GET", one, "timers.get", handlers.show),
+        Route("PUT", one, "timers.update", handlers.update, Scope.WRITE, _JSON),
+        Route("DELETE", one, "timers.cancel", handlers.cancel, Scope.WRITE),
+        Route("GET", "/health", "timers.health", handlers.health, None),
+    )
+    return [replace(route, failed=as_compact) for route in routes]
 
 
 def serving_api(app: ApiApp, listener: socket.socket) -> AbstractAsyncContextManager[None]:

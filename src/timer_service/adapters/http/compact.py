@@ -1,0 +1,296 @@
+"""A smaller dialect over the same use cases: /timers, /health, {code, message, data}, five statuses."""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from timer_client import wire
+from timer_client.wire.rules import Time
+from timer_service.adapters import codec
+from timer_service.adapters.http import bodies, conditions
+from timer_service.adapters.http.api import Answer, Request
+from timer_service.adapters.http.builder import CommandBuilder, name_in
+from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, CallbackPatch
+from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
+from timer_service.deliveries import Deliveries
+from timer_service.domain.callback import Sink
+from timer_service.domain.delivery import DeliveryState
+from timer_service.domain.errors import TransientError
+from timer_service.domain.messages import CancelTimer, ScheduleTimer, TenantId
+from timer_service.domain.timer import Outcome, Timer, TimerState
+from timer_service.ports.delivery_store import CallbackRecord
+from timer_service.ports.timer_store import TimerQuery
+from timer_service.timers import NEWEST, Timers
+
+MAX_OFFSET: Final = 10_000
+"""How many timers are looked through for a page; more than that are read page by page under /v1."""
+UPDATE_TRIES: Final = 10
+_MESSAGES: Final = {"not-found": "timer not found", "unauthorized": "unauthorized"}
+_CALLBACK: Final = {
+    "callback_url": "url",
+    "callback_method": "method",
+    "callback_headers": "headers",
+    "callback_payload": "body",
+    "metadata": "metadata",
+}
+_POINTERS: Final = {f"/{name}": f"/{field}" for field, name in _CALLBACK.items()} | {
+    "/retry/maxAttempts": "/max_attempts"
+}
+"""Where the fields of a callback are in this dialect."""
+_STATES: Final = {
+    "pending": (TimerState.SCHEDULED,),
+    "canceled": (TimerState.CANCELLED,),
+    "executing": (TimerState.REACHED,),
+    "completed": (TimerState.REACHED,),
+    "failed": (TimerState.REACHED, TimerState.EXPIRED),
+}
+_DELIVERED: Final = {
+    DeliveryState.WAITING: "executing",
+    DeliveryState.DELIVERED: "completed",
+    DeliveryState.FAILED: "failed",
+    DeliveryState.ABANDONED: "failed",
+}
+
+
+class UpdateBody(bodies.Body):
+    """What is to change of a timer."""
+
+    execute_at: Time | None = None
+    callback_url: str | None = None
+    callback_method: Literal["POST", "PUT", "PATCH"] | None = None
+    callback_headers: dict[str, str] | None = None
+    callback_payload: Any = None
+    metadata: Any = None
+    max_attempts: int | None = Field(default=None, ge=1, le=50)
+
+
+class CreateBody(UpdateBody):
+    """A new timer."""
+
+    execute_at: Time
+    callback_url: str
+
+
+class CompactQuery(bodies.Body):
+    """Which timers to list."""
+
+    status: Literal["pending", "executing", "completed", "failed", "canceled"] | None = None
+    limit: int = Field(default=50, ge=1, le=200, strict=False)
+    offset: int = Field(default=0, ge=0, strict=False)
+    sort: Literal["created_at", "execute_at"] = "created_at"
+    order: Literal["asc", "desc"] = "desc"
+
+
+class CompactHandlers:
+    """What each request of this dialect does; the tenant is that of the key."""
+
+    def __init__(
+        self, timers: Timers, deliveries: Deliveries, desk: CallbackDesk, now: Callable[[], datetime]
+    ) -> None:
+        self._timers = timers
+        self._deliveries = deliveries
+        self._desk = desk
+        self._now = now
+        self._builder = CommandBuilder(desk, now, has_broker=False)
+
+    async def create(self, request: Request) -> Answer:
+        """Create a timer; one attempt is made unless the request asks for more."""
+        value = bodies.parsed(request.body)
+        body = bodies.read_value(CreateBody, value)
+        self._check_future(body.execute_at)
+        key = conditions.idempotency_key(request.headers)
+        tenant_id = request.caller.tenant_id
+        name = self._builder.new_id() if key is None else conditions.id_from_key(tenant_id, key)
+        callback = self._desk.read(
+            (tenant_id, name), CallbackBody.model_validate(_callback(body)), pointer="", attempts=1
+        )
+        fingerprint = None if key is None else conditions.fingerprint_of(value)
+        settled = await self._timers.carry_out(
+            ScheduleTimer(
+                *(tenant_id, name, body.execute_at, None, NEWEST, codec.read_trace(request.headers)),
+                callback=callback,
+                expected=frozenset(),
+                fingerprint=fingerprint,
+            )
+        )
+        if settled.outcome is not Outcome.SCHEDULED and settled.timer.fingerprint != fingerprint:
+            raise conditions.reused()
+        shown = _brief(settled.timer, await self._record(settled.timer))
+        return _answer(201, "timer created successfully", shown, settled.outcome.value)
+
+    async def show(self, request: Request) -> Answer:
+        """Show one timer; header values are masked."""
+        timer = await self._get(request)
+        return _answer(200, "success", self._whole(timer, await self._record(timer)))
+
+    async def list_page(self, request: Request) -> Answer:
+        """Show a page of timers with their number."""
+        asked = bodies.read_query(CompactQuery, request.query)
+        if asked.offset > MAX_OFFSET:
+            raise invalid_parameter("offset", f"must be at most {MAX_OFFSET}: /v1/timers has a cursor")
+        found, is_capped = await self._find(request.caller.tenant_id, asked.status)
+        records = await self._deliveries.records([timer.key for timer in found])
+        wanted = [
+            timer for timer in found if asked.status in (None, status_of(timer, records.get(timer.key)))
+        ]
+        wanted.sort(key=_sort_key(asked.sort), reverse=asked.order == "desc")
+        page = wanted[asked.offset : asked.offset + asked.limit]
+        data: dict[str, Any] = {
+            "timers": [_brief(timer, records.get(timer.key)) for timer in page],
+            "total": len(wanted),
+            "limit": asked.limit,
+            "offset": asked.offset,
+        }
+        return _answer(200, "success", data | ({"total_capped": True} if is_capped else {}))
+
+    async def update(self, request: Request) -> Answer:
+        """Change what the request names of a pending timer."""
+        body = bodies.read_body(UpdateBody, request.body)
+        if body.execute_at is not None:
+            self._check_future(body.execute_at)
+        for _ in range(UPDATE_TRIES):
+            timer = await self._get(request)
+            record = await self._record(timer)
+            if timer.state is not TimerState.SCHEDULED or timer.due_at is None or record is None:
+                raise invalid(f"cannot update timer with status '{status_of(timer, record)}'")
+            patch = CallbackPatch.model_validate(_callback(body))
+            callback = self._desk.read(timer.key, patch, before=record.callback, pointer="")
+            settled = await self._timers.carry_out(
+                ScheduleTimer(
+                    *(timer.tenant_id, timer.service_call_id, body.execute_at or timer.due_at, None, NEWEST),
+                    callback=callback,
+                    expected=frozenset({timer.version}),
+                )
+            )
+            if settled.outcome is not Outcome.CHANGED:
+                record = await self._record(settled.timer)
+                shown = _brief(settled.timer, record) | {"updated_at": wire.format_time(self._now())}
+                return _answer(200, "timer updated successfully", shown, settled.outcome.value)
+        raise Problem(
+            "unavailable", "the timer is changed by others all the time", headers={"retry-after": "1"}
+        )
+
+    async def cancel(self, request: Request) -> Answer:
+        """Cancel a pending timer."""
+        timer = await self._get(request)
+        settled = await self._timers.carry_out(CancelTimer(timer.tenant_id, timer.service_call_id, NEWEST))
+        if settled.timer.state is not TimerState.CANCELLED:
+            status = status_of(settled.timer, await self._record(settled.timer))
+            raise invalid(f"cannot cancel timer with status '{status}'")
+        data = {"id": timer.service_call_id, "status": "canceled"}
+        return _answer(200, "timer canceled successfully", data, settled.outcome.value)
+
+    async def health(self, _: Request) -> Answer:
+        """Say whether the store answers."""
+        data = {"status": "up", "database": "connected", "timestamp": wire.format_time(self._now())}
+        try:
+            await self._timers.list(TimerQuery(TenantId("health"), limit=1))
+        except TransientError:
+            data |= {"status": "degraded", "database": "disconnected"}
+            return Answer(
+                500, wire.write_json({"code": 1, "message": "database connection failed", "data": data})
+            )
+        return _answer(200, "healthy", data)
+
+    def _check_future(self, execute_at: datetime) -> None:
+        if execute_at <= self._now():
+            raise invalid("execute_at must be in the future", "/execute_at")
+
+    async def _get(self, request: Request) -> Timer:
+        return await self._timers.get(request.caller.tenant_id, name_in(request))
+
+    async def _record(self, timer: Timer) -> CallbackRecord | None:
+        return (await self._deliveries.records([timer.key])).get(timer.key)
+
+    async def _find(self, tenant_id: TenantId, status: str | None) -> tuple[list[Timer], bool]:
+        """Return a tenant's timers, up to a bound, and whether there are more."""
+        found: list[Timer] = []
+        for state in _STATES[status] if status else tuple(TimerState):
+            after = None
+            while len(found) < MAX_OFFSET:
+                page = await self._timers.list(
+                    TimerQuery(tenant_id, state=state, sink=Sink.HTTP, after=after, limit=wire.MAX_PAGE)
+                )
+                found += page
+                if len(page) < wire.MAX_PAGE or page[-1].due_at is None:
+                    break
+                after = (page[-1].due_at, page[-1].service_call_id)
+        return found[:MAX_OFFSET], len(found) >= MAX_OFFSET
+
+    def _whole(self, timer: Timer, record: CallbackRecord | None) -> dict[str, Any]:
+        callback = record and record.callback
+        body = callback.body if callback else None
+        return _brief(timer, record) | {
+            "updated_at": wire.format_time(timer.cancelled_at or timer.registered_at),
+            "callback_headers": dict(self._desk.view(timer.key, callback)["headers"]) if callback else {},
+            "callback_payload": _json_or_none(body),
+            "last_error": record.delivery.error if record and record.delivery else None,
+            "metadata": json.loads(callback.metadata) if callback and callback.metadata else None,
+        }
+
+
+def status_of(timer: Timer, record: CallbackRecord | None) -> str:
+    """Return which of the five statuses a timer has: a view of its state and that of its delivery."""
+    if timer.state is TimerState.SCHEDULED:
+        return "pending"
+    if timer.state is TimerState.CANCELLED:
+        return "canceled"
+    if timer.state is TimerState.EXPIRED:
+        return "failed"
+    return "completed" if record is None or record.delivery is None else _DELIVERED[record.delivery.state]
+
+
+def as_compact(problem: Problem) -> Answer:
+    """Answer a problem in this dialect."""
+    content = problem.content()
+    shown = {"code": content["code"], "message": _MESSAGES.get(problem.kind, problem.detail), "data": None}
+    if "errors" in content:
+        shown["errors"] = [
+            error
+            | ({"pointer": _POINTERS.get(error["pointer"], error["pointer"])} if "pointer" in error else {})
+            for error in content["errors"]
+        ]
+    return Answer(problem.status, wire.write_json(shown), problem.headers, outcome=str(problem.status))
+
+
+def _callback(body: UpdateBody) -> Mapping[str, Any]:
+    given = body.model_fields_set & _CALLBACK.keys()
+    values = {_CALLBACK[name]: getattr(body, name) for name in given}
+    if isinstance(body, CreateBody) and "body" not in values:
+        values["bodyBase64"] = ""  # No body at all, in the place of the event that /v1 sends.
+    if body.max_attempts is not None:
+        values["retry"] = {"maxAttempts": body.max_attempts}
+    return values
+
+
+def _brief(timer: Timer, record: CallbackRecord | None) -> dict[str, Any]:
+    ended_at = record.delivery.ended_at if record and record.delivery else None
+    return {
+        "id": timer.service_call_id,
+        "created_at": wire.format_time(timer.registered_at),
+        "execute_at": wire.format_time(timer.due_at) if timer.due_at else None,
+        "callback_url": record.callback.url if record else None,
+        "callback_method": record.callback.method.value if record else None,
+        "status": status_of(timer, record),
+        "executed_at": wire.format_time(ended_at) if ended_at else None,
+    }
+
+
+def _sort_key(sort: str) -> Callable[[Timer], tuple[datetime, str]]:
+    if sort == "created_at":
+        return lambda timer: (timer.registered_at, timer.service_call_id)
+    return lambda timer: (timer.due_at or timer.registered_at, timer.service_call_id)
+
+
+def _json_or_none(body: bytes | None) -> Any:
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        return None
+
+
+def _answer(status: int, message: str, data: Mapping[str, Any], outcome: str = "ok") -> Answer:
+    return Answer(status, wire.write_json({"code": 0, "message": message, "data": data}), outcome=outcome)

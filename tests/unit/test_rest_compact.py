@@ -1,0 +1,198 @@
+"""The compact dialect: /timers and /health, {code, message, data}, five statuses."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.rest import Reply, Site
+from tests.support.timers import ACME, GLOBEX, at, call
+from timer_client.wire import format_time
+from timer_service.domain.callback import Sink
+from timer_service.domain.messages import DueTimeReached
+
+DUE = format_time(at(60))
+LATER = format_time(at(90))
+URL = "https://api.example.com/webhook"
+
+
+@pytest.fixture
+async def site() -> Site:
+    return await Site(has_broker=False).open()
+
+
+async def create(site: Site, due: str = DUE, **more: Any) -> Reply:
+    return await site.ask("POST", "/timers", {"execute_at": due, "callback_url": URL, **more})
+
+
+async def fire(site: Site, name: str) -> None:
+    timer = site.store.timers[ACME, call(name)]
+    assert timer.due_at is not None
+    async with site.store.claim_due(timer.due_at, 10, sink=Sink.HTTP) as claim:
+        event = DueTimeReached(ACME, call(name), timer.due_at, timer.due_at, timer.generation, None)
+        await claim.mark_reached([event])
+
+
+async def test_a_timer_is_created_and_shown(site: Site) -> None:
+    created = await create(
+        site,
+        callback_headers={"Authorization": "Bearer token123"},
+        callback_payload={"event": "timer_triggered"},
+        metadata={"client_ref": "order-456"},
+    )
+    shown = await site.ask("GET", f"/timers/{created.json['data']['id']}")
+
+    assert (created.status, created.json["code"], created.json["message"]) == (
+        201,
+        0,
+        "timer created successfully",
+    )
+    assert created.json["data"] == {
+        "id": created.json["data"]["id"],
+        "created_at": format_time(at(0)),
+        "execute_at": DUE,
+        "callback_url": URL,
+        "callback_method": "POST",
+        "status": "pending",
+        "executed_at": None,
+    }
+    data = shown.json["data"]
+    assert (data["callback_payload"], data["metadata"]) == (
+        {"event": "timer_triggered"},
+        {"client_ref": "order-456"},
+    )
+    assert (data["last_error"], data["callback_headers"]["Authorization"][:5]) == (None, "*****")
+
+
+async def test_one_attempt_is_made_and_no_body_is_sent_unless_asked_for(site: Site) -> None:
+    one = await create(site)
+    many = await create(site, max_attempts=3, callback_payload=None)
+
+    kept = site.store.deliveries.callbacks
+    [first, second] = [kept[ACME, call(reply.json["data"]["id"])] for reply in (one, many)]
+    assert (first.retry.max_attempts, first.body, second.retry.max_attempts, second.body) == (
+        1,
+        b"",
+        3,
+        b"null",
+    )
+
+
+async def test_an_update_changes_what_it_names(site: Site) -> None:
+    name = (await create(site, callback_payload={"a": 1})).json["data"]["id"]
+
+    updated = await site.ask("PUT", f"/timers/{name}", {"execute_at": LATER, "callback_method": "PUT"})
+    shown = await site.ask("GET", f"/timers/{name}")
+
+    assert (updated.status, updated.json["message"]) == (200, "timer updated successfully")
+    data = shown.json["data"]
+    assert (data["execute_at"], data["callback_method"], data["callback_payload"]) == (LATER, "PUT", {"a": 1})
+
+
+async def test_a_canceled_timer_stays_canceled(site: Site) -> None:
+    name = (await create(site)).json["data"]["id"]
+
+    replies = [await site.ask("DELETE", f"/timers/{name}") for _ in range(2)]
+    update = await site.ask("PUT", f"/timers/{name}", {"execute_at": LATER})
+
+    assert [reply.json["data"] for reply in replies] == [{"id": name, "status": "canceled"}] * 2
+    assert (update.status, update.json["code"], update.json["message"]) == (
+        400,
+        2,
+        "cannot update timer with status 'canceled'",
+    )
+
+
+async def test_what_has_fired_can_neither_be_canceled_nor_updated(site: Site) -> None:
+    name = (await create(site)).json["data"]["id"]
+    await fire(site, name)
+
+    shown = await site.ask("GET", f"/timers/{name}")
+    replies = [
+        await site.ask("DELETE", f"/timers/{name}"),
+        await site.ask("PUT", f"/timers/{name}", {"execute_at": LATER}),
+    ]
+
+    assert shown.json["data"]["status"] == "executing"
+    assert [reply.json["message"] for reply in replies] == [
+        "cannot cancel timer with status 'executing'",
+        "cannot update timer with status 'executing'",
+    ]
+
+
+async def test_a_list_has_pages_filters_and_a_total(site: Site) -> None:
+    names = []
+    for number in range(3):
+        names.append((await create(site, format_time(at(100 - number)))).json["data"]["id"])
+        site.clock.advance(1)
+    await site.ask("DELETE", f"/timers/{names[0]}")
+    await create(site)
+
+    newest = (await site.ask("GET", "/timers?limit=1&offset=1")).json["data"]
+    pending = (await site.ask("GET", "/timers?status=pending&sort=execute_at&order=asc")).json["data"]
+    canceled = (await site.ask("GET", "/timers?status=canceled")).json["data"]
+    other = (await site.ask("GET", "/timers", tenant=GLOBEX)).json["data"]
+
+    assert ([timer["id"] for timer in newest["timers"]], newest["total"]) == ([names[2]], 4)
+    assert (newest["limit"], newest["offset"]) == (1, 1)
+    assert [timer["execute_at"] for timer in pending["timers"]] == [
+        DUE,
+        format_time(at(98)),
+        format_time(at(99)),
+    ]
+    assert [timer["id"] for timer in canceled["timers"]] == [names[0]]
+    assert other == {"timers": [], "total": 0, "limit": 50, "offset": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"callback_url": URL}, "/execute_at"),
+        ({"execute_at": DUE}, "/callback_url"),
+        ({"execute_at": format_time(at(0)), "callback_url": URL}, "/execute_at"),
+        ({"execute_at": "2025-10-26T16:00:00", "callback_url": URL}, "/execute_at"),
+        ({"execute_at": DUE, "callback_url": "webhook"}, "/callback_url"),
+        ({"execute_at": DUE, "callback_url": URL, "callback_method": "GET"}, "/callback_method"),
+        ({"execute_at": DUE, "callback_url": URL, "callback_headers": {"a b": "c"}}, "/callback_headers"),
+        ({"execute_at": DUE, "callback_url": URL, "metadata": "x" * 5_000}, "/metadata"),
+        ({"execute_at": DUE, "callback_url": URL, "colour": 1}, "/colour"),
+    ],
+)
+async def test_a_wrong_body_is_a_validation_error(site: Site, body: Any, pointer: str) -> None:
+    reply = await site.ask("POST", "/timers", body)
+
+    assert (reply.status in (400, 413), reply.json["code"], reply.json["data"]) == (True, 2, None)
+    assert (reply.json["errors"][0]["pointer"], site.store.timers) == (pointer, {})
+
+
+async def test_errors_have_the_codes_of_the_dialect(site: Site) -> None:
+    past = await create(site, format_time(at(-1)))
+    unknown = await site.ask("GET", "/timers/550e8400-e29b-41d4-a716-446655440000")
+    stranger = await site.ask("GET", "/timers", tenant=None, x_api_key="wrong-key")
+    far = await site.ask("GET", "/timers?offset=10001")
+
+    assert (past.status, past.json["message"]) == (400, "execute_at must be in the future")
+    assert (unknown.status, unknown.json) == (404, {"code": 3, "message": "timer not found", "data": None})
+    assert (stranger.status, stranger.json) == (401, {"code": 4, "message": "unauthorized", "data": None})
+    assert (far.status, "cursor" in far.json["message"]) == (400, True)
+
+
+async def test_health_needs_no_key(site: Site) -> None:
+    reply = await site.ask("GET", "/health", tenant=None)
+
+    assert (reply.status, reply.json) == (
+        200,
+        {
+            "code": 0,
+            "message": "healthy",
+            "data": {"status": "up", "database": "connected", "timestamp": format_time(at(0))},
+        },
+    )
+
+
+async def test_a_repeated_key_makes_one_timer(site: Site) -> None:
+    body = {"execute_at": DUE, "callback_url": URL}
+    replies = [await site.ask("POST", "/timers", body, idempotency_key="k") for _ in range(2)]
+    other = await site.ask("POST", "/timers", {**body, "metadata": 1}, idempotency_key="k")
+
+    assert replies[0].json["data"] == replies[1].json["data"]
+    assert (len(site.store.timers), other.status) == (1, 422)
