@@ -15,6 +15,7 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
 from tests.support.broker import NatsServer
@@ -291,6 +292,48 @@ async def test_a_consumer_that_somebody_deleted_is_created_again(stream: Stream)
     assert Counter(handled) == {"order-1": 1, "order-2": 1}
 
 
+async def test_a_worker_goes_on_after_its_broker_was_killed(tmp_path: Path) -> None:
+    handled: list[str] = []
+
+    async def handle(firing: Firing) -> None:
+        handled.append(firing.service_call_id)
+
+    broker = NatsServer(tmp_path).start()
+    try:
+        connection = await nats.connect(
+            broker.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore
+        )
+        stream = Stream(connection, "timer")
+        await stream.jetstream.add_stream(StreamConfig(name=stream.name, subjects=["timer.events.>"]))
+        async with stream.timers.consume("billing", handle):
+            await stream.fire("order-1")
+            await stream.until(lambda: handled == ["order-1"])
+            await stream.until_all_acknowledged()
+            broker.kill()
+            broker.start()
+            await _until_fired(stream, "order-2")
+            await stream.until(lambda: "order-2" in handled)
+        await connection.close()
+    finally:
+        broker.stop()
+
+    assert handled == ["order-1", "order-2"]
+
+
+async def test_a_worker_ends_when_its_connection_was_closed_for_good(shared_broker: NatsServer) -> None:
+    async with open_real(shared_broker) as desk:
+        connection = await nats.connect(shared_broker.url)
+        timers = Timers(connection, tenant=desk.timers.tenant, prefix=PREFIX)
+
+        async def consume() -> None:
+            async with timers.consume("billing", _never):
+                await connection.close()
+                await asyncio.sleep(PATIENCE_S)
+
+        with pytest.raises(ServiceAway, match="connection to the broker was closed: consume again on a new"):
+            await consume()
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -377,6 +420,18 @@ async def test_a_missing_right_is_named_with_what_to_do(tmp_path: Path) -> None:
         await connection.close()
     finally:
         broker.stop()
+
+
+async def _until_fired(stream: Stream, call: str) -> None:
+    """Publish once the connection has found the broker again; one id, so that it is stored once."""
+    firing_id = str(uuid.uuid4())
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await stream.fire(call, firing_id=firing_id)
+                return
+            except (NatsError, TimeoutError):
+                await asyncio.sleep(0.1)
 
 
 async def _never(firing: Firing) -> None:

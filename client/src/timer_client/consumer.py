@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from timer_client.errors import AlreadyHandled, Reject, TimerError
+from timer_client.errors import AlreadyHandled, Reject, RequestRefused, ServiceAway
 from timer_client.firing import Firing
 from timer_client.leases import HEARTBEATS, Lease, Leases
 from timer_client.pulling import Pulls
@@ -22,7 +22,8 @@ from timer_client.pulling import Pulls
 MAX_REMEMBERED: Final = 10_000
 """Ids of handled firings that are kept in memory to recognise repeats."""
 IDLE_S: Final = 1.0
-MEND_PAUSE_S: Final = 1.0
+MEND_PAUSE_S: Final = 0.5
+MAX_MEND_PAUSE_S: Final = 10.0
 RETRY_DELAYS: Final = (
     timedelta(seconds=1),
     timedelta(seconds=5),
@@ -121,6 +122,8 @@ class Consumer:
     async def _feed(self, bind: Bind) -> None:
         while not self._stopping:
             self._pulls.ended.clear()
+            if self._pulls.is_over:
+                raise ServiceAway("the connection to the broker was closed: consume again on a new one")
             if self._pulls.trouble:
                 await self._mend(bind)
             await self._pulls.ask(self._options.max_held - len(self._leases))
@@ -131,12 +134,16 @@ class Consumer:
     async def _mend(self, bind: Bind) -> None:
         """Create the consumer again if it is gone; while the broker cannot, try again later."""
         _log.warning("consumer %s is interrupted: %s", self.name, self._pulls.trouble)
-        await asyncio.sleep(MEND_PAUSE_S)
-        try:
-            self._leases.ack_wait_s = await bind()
-            self._pulls.trouble = ""
-        except TimerError as error:
-            self._pulls.trouble = str(error)
+        pause_s = MEND_PAUSE_S
+        while self._pulls.trouble and not self._stopping:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_MEND_PAUSE_S)
+            try:
+                self._leases.ack_wait_s = await bind()
+                self._pulls.trouble = ""
+            except (ServiceAway, RequestRefused):
+                continue
+        _log.warning("consumer %s goes on", self.name)
 
     async def _keep(self) -> None:
         while True:

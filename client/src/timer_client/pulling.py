@@ -46,8 +46,14 @@ class Pulls:
 
     async def start(self) -> None:
         """Listen for messages; nothing is asked for yet."""
-        self._inbox = self._connection.new_inbox()
-        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", cb=self._on_message)
+        if not self.is_over:
+            self._inbox = self._connection.new_inbox()
+            self._subscription = await self._connection.subscribe(f"{self._inbox}.*", cb=self._on_message)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection is closed for good."""
+        return self._connection.is_closed
 
     async def ask(self, room: int) -> None:
         """Ask for as many messages as there is room for, beyond those that were asked for before."""
