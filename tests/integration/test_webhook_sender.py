@@ -5,7 +5,7 @@ import gzip
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -218,6 +218,17 @@ async def test_a_kept_connection_is_used_again() -> None:
             await sender.send(request_to(receiver.url()))
 
     assert [each.connection for each in receiver.requests] == [1] * 5
+
+
+async def test_connections_to_many_receivers_are_not_all_kept() -> None:
+    async with AsyncExitStack() as stack:
+        receivers = [await stack.enter_async_context(receiving()) for _ in range(10)]
+        sender = await stack.enter_async_context(sending(max_kept=3))
+
+        for receiver in receivers * 2:
+            assert await sender.send(request_to(receiver.url())) == Answered(200)
+
+        assert [receiver.connections for receiver in receivers] == [1] * 3 + [2] * 7
 
 
 @pytest.mark.parametrize("method", list(Method))

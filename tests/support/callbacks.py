@@ -54,7 +54,7 @@ async def sending(
     keyring: Keyring | None = None,
     proxy: str | None = None,
     ca_file: Path | None = None,
-    **seams: LookUp | MakeSocket,
+    **seams: LookUp | MakeSocket | int,
 ) -> AsyncIterator[HttpCallbackSender]:
     """Open a real sender that may reach a receiver on the loopback address."""
     rules = AddressRules(read_allowed(allow))

@@ -7,6 +7,7 @@ import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import aiohttp
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_IN_A_ROW: Final = 8
 PAUSE_S: Final = 0.005
+MAX_KEPT: Final = 512
+"""Connections, idle ones among them, beyond which a new one is used once."""
 
 
 class Pace:
@@ -60,11 +63,16 @@ ATTEMPT: Final[ContextVar[Attempt]] = ContextVar("ATTEMPT")
 
 
 class WatchedConnector(aiohttp.TCPConnector):
-    """Notes which connections were used before, and spaces out handshakes."""
+    """Notes which connections were used before, spaces out handshakes, and keeps no more than some.
 
-    def __init__(self, pace: Pace, **options: Any) -> None:
+    Idle connections to very many receivers would use up the files that the store and the broker need, too.
+    """
+
+    def __init__(self, pace: Pace, *, max_kept: int = MAX_KEPT, **options: Any) -> None:
         super().__init__(**options)
         self._pace = pace
+        self._max_kept = max_kept
+        self._alive: WeakSet[ResponseHandler] = WeakSet()
 
     async def connect(self, req: aiohttp.ClientRequest, *rest: Any, **named: Any) -> Any:
         """Take a connection from the pool or make one."""
@@ -81,4 +89,8 @@ class WatchedConnector(aiohttp.TCPConnector):
         attempt.reuses -= 1
         if req.is_ssl():
             await self._pace.turn()
-        return await super()._create_connection(req, *rest, **named)
+        made = await super()._create_connection(req, *rest, **named)
+        self._alive.add(made)
+        if len(self._alive) > self._max_kept:
+            made.force_close()  # Once it has been answered.
+        return made

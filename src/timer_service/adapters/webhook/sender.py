@@ -17,7 +17,7 @@ from yarl import URL
 
 from timer_service.adapters.callback_headers import HeaderVault, secrets_named, with_secrets
 from timer_service.adapters.sealing import NotOpened
-from timer_service.adapters.webhook.connector import ATTEMPT, Attempt, Pace, WatchedConnector
+from timer_service.adapters.webhook.connector import ATTEMPT, MAX_KEPT, Attempt, Pace, WatchedConnector
 from timer_service.adapters.webhook.failures import result_of
 from timer_service.adapters.webhook.guard import MakeSocket, guarded
 from timer_service.adapters.webhook.keyring import Keyring
@@ -37,7 +37,7 @@ from timer_service.targets import AddressRules, read_allowed, read_target
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024
 KEEP_ALIVE_S: Final = 5.0
-"""Short: idle connections to many receivers would use up the files that the store needs, too."""
+"""Short: what is idle holds a file that others may need."""
 DNS_CACHE_S: Final = 10
 
 log = structlog.get_logger(__name__)
@@ -54,6 +54,8 @@ class SenderOptions:
     """Certificates to trust besides the system's."""
     look_up: LookUp = look_up
     make_socket: MakeSocket = socket.socket
+    max_kept: int = MAX_KEPT
+    """Connections beyond which a new one is used once."""
 
 
 @asynccontextmanager
@@ -81,6 +83,7 @@ def _session(
     connect = partial(
         WatchedConnector,
         pace,
+        max_kept=options.max_kept,
         limit=0,  # The workflow has the limits, and they are fair.
         ssl=context,
         resolver=GuardedResolver(rules, options.look_up),
