@@ -1,5 +1,6 @@
 """The clients that must keep one contract: a new one is one more entry here."""
 
+import asyncio
 import atexit
 import functools
 import itertools
@@ -12,6 +13,7 @@ import nats
 from tests.support.broker import NatsServer
 from tests.support.process import TimerServiceProcess
 from timer_client import Timers
+from timer_client.testing import FakeTimers
 
 PREFIX = "clients"
 
@@ -52,5 +54,27 @@ def start_service(broker: NatsServer) -> TimerServiceProcess:
     return service
 
 
+@asynccontextmanager
+async def open_fake() -> AsyncIterator[Desk]:
+    """Talk to nobody: timers in memory, whose time passes a little with every turn of the event loop."""
+    fake = FakeTimers(tenant=f"tenant-{next(_numbers)}")
+
+    async def let_time_pass() -> None:
+        while True:
+            await fake.advance(milliseconds=1)
+            await asyncio.sleep(0.001)
+
+    @asynccontextmanager
+    async def again() -> AsyncIterator[Timers]:
+        yield fake.of(fake.tenant)
+
+    passing = asyncio.ensure_future(let_time_pass())
+    try:
+        yield Desk(fake, again)
+    finally:
+        passing.cancel()
+        await asyncio.wait({passing})
+
+
 OpenDesk = Callable[[Callable[[], NatsServer]], AbstractAsyncContextManager[Desk]]
-CLIENTS: dict[str, OpenDesk] = {"real": lambda broker: open_real(broker())}
+CLIENTS: dict[str, OpenDesk] = {"real": lambda broker: open_real(broker()), "fake": lambda _: open_fake()}

@@ -1,5 +1,9 @@
-"""For tests of programs that use timers: timers in memory, and what a test says about them."""
+"""For tests of programs that use timers: timers in memory, and what a test says about them.
+
+The fixture `timer_service` of the pytest plugin runs the real service; see docs/testing.md.
+"""
 
 from timer_client.testing.assertions import TimerAssertions
+from timer_client.testing.fake import FakeTimers
 
-__all__ = ["TimerAssertions"]
+__all__ = ["FakeTimers", "TimerAssertions"]
