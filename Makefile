@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz addresses coverage docs clean
+.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile addresses coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ ATTEMPTS ?= 10000
 addresses: install  ## Try ATTEMPTS=10000 times to make a callback go to a denied address
 	$(BIN)/python -m tests.fuzz.addresses --attempts $(ATTEMPTS) \
 		$(if $(RECORD),--record "make addresses ATTEMPTS=$(ATTEMPTS)")
+
+FIRINGS ?= 10000
+hostile: install  ## Deliver FIRINGS=10000 firings twice, out of order and stale to our own consumer
+	HOSTILE_FIRINGS=$(FIRINGS) $(BIN)/pytest -q -s --timeout 3000 tests/integration/test_hostile.py -k our_consumer
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire and NATS adapter; fail below 95 %
 	$(BIN)/coverage erase

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tests.support import messages
 from tests.support.broker import NatsServer
 from tests.support.team import Team, team
+from timer_client import Firing, Timers
 from timer_service.testing import START
 from timer_service.testing.kit import running_service
 
@@ -45,6 +47,49 @@ async def test_a_naive_consumer_handles_firings_twice_and_what_is_stale(
 
     assert all(handled[f"order-{number}", 2 if number % 3 == 0 else 1] >= 2 for number in range(30))
     assert [number for number in range(30) if handled[f"order-{number}", 1] and number % 3 == 0]
+
+
+async def test_our_consumer_handles_each_timer_once_and_nothing_stale(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    handled: Counter[tuple[str, int]] = Counter()
+
+    async def handle(firing: Firing) -> None:
+        handled[firing.service_call_id, firing.generation] += 1
+
+    async with (
+        running_service(shared_broker.url, prefix, hostile_delivery=True) as virtual,
+        team(shared_broker.url, prefix) as other,
+    ):
+        timers = Timers(other.client, tenant="acme", prefix=prefix)
+        async with timers.consume("careful", handle, drop_stale=True) as consumer:
+            started = time.perf_counter()
+            await _schedule_orders(other, FIRINGS)
+            await virtual.walk.advance_to(START + timedelta(days=30))
+            print(f"{FIRINGS} hostile firings in {time.perf_counter() - started:.1f} s: {consumer.counts}")
+
+    expected = {(f"order-{number}", 2 if number % 3 == 0 else 1): 1 for number in range(FIRINGS)}
+    assert dict(handled) == expected
+    assert consumer.counts.repeated >= FIRINGS
+    assert consumer.counts.stale >= FIRINGS // 3
+
+
+async def test_ids_alone_do_not_keep_stale_firings_out(shared_broker: NatsServer, prefix: str) -> None:
+    handled: Counter[str] = Counter()
+
+    async def handle(firing: Firing) -> None:
+        handled[firing.service_call_id] += 1
+
+    async with (
+        running_service(shared_broker.url, prefix, hostile_delivery=True) as virtual,
+        team(shared_broker.url, prefix) as other,
+    ):
+        timers = Timers(other.client, tenant="acme", prefix=prefix)
+        async with timers.consume("half-careful", handle):
+            await _schedule_orders(other, 30)
+            await virtual.walk.advance_to(START + timedelta(days=1))
+
+    assert {name for name, times in handled.items() if times > 1} == {f"order-{n}" for n in range(0, 30, 3)}
 
 
 async def test_events_come_out_of_order(shared_broker: NatsServer, prefix: str) -> None:

@@ -144,8 +144,16 @@ def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def test_what_the_page_says_of_the_fixture_holds_in_several_processes(project: pytest.Pytester) -> None:
-    program = marked_blocks(TESTING)["example: fixture"]
-    files = {"page": program, "sharing": SHARING, "alone": ALONE, "wrong": WRONG_USE, "hostile": HOSTILE}
+    page = marked_blocks(TESTING)
+    program, hostile = page["example: fixture"], page["example: hostile"]
+    files = {
+        "page": program,
+        "page_hostile": hostile,
+        "sharing": SHARING,
+        "alone": ALONE,
+        "wrong": WRONG_USE,
+        "hostile": HOSTILE,
+    }
     project.makepyfile(**{f"test_{name}": text for name, text in files.items()})
 
     result = run(project, "-n", "2", "--basetemp", "run")
