@@ -20,9 +20,11 @@ from timer_service.config import Settings, nats_connect_options
 from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
 from timer_service.observability.metrics import Metrics
+from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import GuardedClock
+from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.timer_store import PatientStore, TimerStore
-from timer_service.senders import resealing
+from timer_service.senders import open_callback_sender, resealing
 from timer_service.service.run import Service
 from timer_service.service.surroundings import Surroundings
 from timer_service.stores import OpenedStore, open_store
@@ -46,6 +48,8 @@ class Parts:
     )
     make_bus: Callable[..., NatsBus] = NatsBus
     """Commands in and events out, over one connection; not asked for where the settings name no broker."""
+    open_sender: Callable[..., AbstractAsyncContextManager[CallbackSender]] = open_callback_sender
+    """What sends callbacks."""
     listener: socket.socket | None = None
     """Where health and metrics are served; None listens as the settings say."""
     api_listener: socket.socket | None = None
@@ -61,7 +65,7 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Build the service from its parts; the broker may still be away."""
     clock = parts.make_clock(settings.max_clock_step_span)
-    metrics = Metrics(tenants=settings.metrics_tenants, elapsed_s=parts.elapsed_s)
+    metrics = _metrics(settings, parts)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(parts.open_store(settings, clock.now))
         nats = _nats(settings, parts, opened, clock, metrics) if settings.has_broker else None
@@ -69,7 +73,9 @@ async def open_service(
         metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
         metrics.gauges.clock_skew_s.set_function(opened.clock_skew_s)
         store = RetryingStore(opened.store, clock=clock, chance=parts.chance, wrote=metrics.wrote)
-        service = _service(settings, parts, store, bus, clock, metrics)
+        opening = parts.open_sender(settings, opened.secrets, clock.now, parts.elapsed_s, at_once=False)
+        callbacks = (opened.store.deliveries, await stack.enter_async_context(opening))
+        service = _service(settings, parts, store, bus, callbacks, clock, metrics)
         timers = _timers(instance, store, bus, clock, metrics, service)
         if settings.http_port:
             await stack.enter_async_context(_http(settings, parts, service, metrics))
@@ -79,7 +85,7 @@ async def open_service(
                 settings,
                 opened=opened,
                 timers=timers,
-                deliveries=Deliveries(opened.store.deliveries, clock, service.wake_for),
+                deliveries=Deliveries(opened.store.deliveries, clock, service.deliver_from),
                 clock=clock,
                 elapsed_s=parts.elapsed_s,
                 rate_limit=rate_limit,
@@ -87,15 +93,20 @@ async def open_service(
                 listener=parts.api_listener,
             )
             await stack.enter_async_context(api)
-        await stack.enter_async_context(
-            resealing(settings, opened.secrets, opened.store.sealed_headers, clock.now)
-        )
+        headers = opened.store.sealed_headers
+        await stack.enter_async_context(resealing(settings, opened.secrets, headers, clock.now))
         await stack.enter_async_context(bus.running())
         if nats is not None:
             # Inside: what is under way at the end is answered over the connection that the bus then closes.
             nats.attach(await stack.enter_async_context(_request_api(settings, timers, metrics, rate_limit)))
-        await stack.enter_async_context(opened.listen(service.wake_for))
+        await stack.enter_async_context(opened.listen(service.heard_of))
         yield service
+
+
+def _metrics(settings: Settings, parts: Parts) -> Metrics:
+    return Metrics(
+        tenants=settings.metrics_tenants, origins=settings.metrics_origins, elapsed_s=parts.elapsed_s
+    )
 
 
 def _nats(
@@ -131,9 +142,11 @@ def _service(
     parts: Parts,
     store: PatientStore,
     bus: Bus,
+    callbacks: tuple[DeliveryStore, CallbackSender],
     clock: GuardedClock,
     metrics: Metrics,
 ) -> Service:
+    deliveries, sender = callbacks
     return Service(
         Surroundings(
             store=store,
@@ -142,6 +155,8 @@ def _service(
             clock=clock,
             chance=parts.chance,
             metrics=metrics,
+            deliveries=deliveries,
+            sender=sender,
             elapsed_s=parts.elapsed_s,
         ),
         poll_interval_s=settings.polling_interval / 1000,

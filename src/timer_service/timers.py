@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from timer_service import __version__
-from timer_service.domain.callback import Callback, NoCallback
+from timer_service.domain.callback import Callback, NoCallback, Sink
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import (
     CancelTimer,
@@ -18,7 +18,7 @@ from timer_service.domain.messages import (
     TenantId,
     Trace,
 )
-from timer_service.domain.timer import Timer
+from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.health import Health, Recent
@@ -56,7 +56,7 @@ class Timers:
         store: TimerStore,
         source: CommandSource,
         clock: Clock,
-        wake_for: Callable[[datetime], None],
+        wake_for: Callable[[datetime, Sink], None],
         accept_clock_step: Callable[[], float],
         broker: Callable[[], str | None],
         health: Callable[[], Health],
@@ -119,7 +119,7 @@ class Timers:
                 expires_after_ms=expires_after_ms,
             )
         )
-        self._wake_for(due_at)
+        self._wake_for(due_at, settled.timer.sink)
         return settled
 
     async def cancel(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Settled:
@@ -133,7 +133,7 @@ class Timers:
         broker is away only what was seen of the stream is known, and the answer says so.
         """
         settled = await self._desk.decide(request, without_broker=True)
-        self._wake_after([request])
+        self._wake_after([settled.timer])
         return settled
 
     async def carry_out_all(self, requests: Sequence[Command]) -> Sequence[Decided]:
@@ -142,18 +142,20 @@ class Timers:
         An outcome of DUE or SUPERSEDED means that nothing was changed and that it may work again soon.
         """
         decided = await self._desk.decide_all(requests)
-        self._wake_after(requests)
+        self._wake_after([each.timer for each in decided])
         return decided
 
-    def _wake_after(self, requests: Sequence[Command]) -> None:
-        due_times = [request.due_at for request in requests if isinstance(request, ScheduleTimer)]
-        if due_times:
-            self._wake_for(min(due_times))
+    def _wake_after(self, timers: Sequence[Timer | None]) -> None:
+        pending = [timer for timer in timers if timer is not None and timer.state is TimerState.SCHEDULED]
+        for sink in {timer.sink for timer in pending}:
+            due_times = (timer.due_at for timer in pending if timer.sink is sink)
+            self._wake_for(min(due_at for due_at in due_times if due_at is not None), sink)
 
     async def accept_clock_step(self) -> float:
         """Accept a leap of the wall clock, look for due timers at once, and return its seconds."""
         step_s = self._accept_clock_step()
-        self._wake_for(self._clock.now())
+        for sink in Sink:
+            self._wake_for(self._clock.now(), sink)
         return step_s
 
     async def status(self) -> Status:

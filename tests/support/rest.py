@@ -67,7 +67,7 @@ class Site:
             store=self.store,
             source=source,
             clock=self.clock,
-            wake_for=self.woken.append,
+            wake_for=lambda due_at, _: self.woken.append(due_at),
             accept_clock_step=lambda: 0.0,
             broker=lambda: None,
             health=lambda: Health(None, {}),

@@ -17,7 +17,7 @@ from timer_service.observability.metrics import Metrics
 from timer_service.service.purge import PURGE_BATCH
 from timer_service.service.run import Service
 from timer_service.service.surroundings import Surroundings
-from timer_service.testing import ManualClock, MemoryEventBus
+from timer_service.testing import ManualClock, MemoryEventBus, ScriptedSender
 from timer_service.workflows.hold_back import MAX_ENTRIES
 
 POLL_S = 5.0
@@ -42,6 +42,7 @@ class Rig:
         retention: timedelta | None = None,
         purge_batch: int = PURGE_BATCH,
         max_held_back: int = MAX_ENTRIES,
+        sender: ScriptedSender | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -58,6 +59,8 @@ class Rig:
                 clock=self.clock,
                 chance=lambda: chance,
                 metrics=self.metrics,
+                deliveries=self.store.deliveries,
+                sender=sender,
                 elapsed_s=lambda: self.clock.elapsed_s,
             ),
             poll_interval_s=POLL_S,

@@ -10,6 +10,7 @@ import yaml
 
 from tests.support.documents import read
 from tests.support.metrics import families, selectors, series, unknown_names
+from timer_service.domain.delivery import DeliveryState
 from timer_service.observability.metrics import LATENESS_BUCKETS_S
 from timer_service.ports.event_sink import Published
 from timer_service.service.health import MIN_FREE_BYTES, SILENT_S
@@ -65,6 +66,7 @@ def test_every_value_of_a_label_can_occur() -> None:
     allowed = {
         "le": {str(float(bound)) for bound in LATENESS_BUCKETS_S},
         "kind": {outcome.name.lower() for outcome in Published},
+        "state": {state.value.lower() for state in DeliveryState},
     }
 
     named = {

@@ -83,6 +83,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_HTTP_HOST": "127.0.0.1",
         "TIMER_HTTP_PORT": "8080",
         "TIMER_METRICS_TENANTS": "0",
+        "TIMER_METRICS_ORIGINS": "0",
         "TIMER_LOG_LEVEL": "info",
         "TIMER_LOG_FORMAT": "auto",
     }

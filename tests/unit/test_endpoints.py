@@ -48,7 +48,7 @@ class Office:
             store=self.store,
             source=MemoryEventBus(self.clock, Subjects("timer"), stream_created_us=2),
             clock=self.clock,
-            wake_for=self.woken_for.append,
+            wake_for=lambda due_at, _: self.woken_for.append(due_at),
             accept_clock_step=lambda: 2.5,
             broker=lambda: "127.0.0.1:4222 (2.12.1)",
             health=lambda: Health(stuck=None, problems={"disk": "full"}),
@@ -162,7 +162,8 @@ async def test_a_step_of_the_clock_that_is_accepted_makes_the_worker_look() -> N
     answer = await office.ask("clock-accept")
 
     assert json.loads(answer.body) == {"instance": "here-1", "acceptedStepSeconds": 2.5}
-    assert office.woken_for == [office.clock.now()]
+    # Of both sinks.
+    assert office.woken_for == [office.clock.now()] * 2
 
 
 @pytest.mark.parametrize(

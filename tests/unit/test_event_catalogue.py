@@ -9,7 +9,10 @@ from timer_service.domain.timer import Outcome
 
 CATALOGUE = "docs/events.md"
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
-SPREAD = {"commands.applied": {outcome.value for outcome in Outcome}}
+SPREAD = {
+    "commands.applied": {outcome.value for outcome in Outcome},
+    "callbacks.attempted": {"delivered", "waiting", "failed"},
+}
 """The fields of events whose call spreads a dictionary."""
 VALUES = {"rejected", "unanswered", "stream_refused", "StoreBusy", "StoreFull"}
 """Words in the column of fields that are values of a field."""

@@ -7,15 +7,12 @@ from typing import Final
 
 from timer_service.domain.epochs import newest_position
 from timer_service.domain.messages import Event, Position, TenantId
-from timer_service.ports.command_source import Backlog, CommandBatch
+from timer_service.ports.command_source import NOTHING_WAITS, Backlog, CommandBatch
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.stream_epochs import StreamEpochs
 
 _NOWHERE: Final = PublishResult(
     Published.REJECTED, "there is no broker (TIMER_BROKER_URL=none), and this timer has no callback"
-)
-_NOTHING_WAITS: Final = Backlog(
-    stream="", first_sequence=1, last_sequence=0, handled_sequence=0, tenants=frozenset()
 )
 
 
@@ -37,7 +34,7 @@ class NoCommandSource:
 
     async def backlog(self, _beyond: Mapping[TenantId, int]) -> Backlog:
         """Return that nothing waits."""
-        return _NOTHING_WAITS
+        return NOTHING_WAITS
 
     async def receive(self) -> CommandBatch:
         """Wait forever."""

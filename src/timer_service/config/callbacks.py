@@ -23,6 +23,13 @@ class CallbackSettings(BaseSettings):
     callback_tls_ca: checks.CertificatesFile | None = setting(
         None, "CA certificates that callbacks trust besides the system's", f"{A_FILE}, with PEM certificates"
     )
+    metrics_origins: int = setting(
+        0,
+        "How many receivers of callbacks get counters of their own; the others share one",
+        "a whole number from 0 to 1000",
+        ge=0,
+        le=1_000,
+    )
     secret_keys: checks.SecretKeyList | None = setting(
         None,
         "Keys that seal the secrets of callbacks: the first seals, all open. On SQLite a file beside the "

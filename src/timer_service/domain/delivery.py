@@ -253,11 +253,18 @@ def asks_to_slow_down(result: CallResult) -> bool:
     return isinstance(result, TimedOut) or (isinstance(result, Answered) and result.status in _SLOW_DOWN)
 
 
+def says_nothing(result: CallResult) -> bool:
+    """Return whether no request was sent, so that nothing is known of the receiver."""
+    return isinstance(result, Blocked) or (
+        isinstance(result, Unreachable) and result.trouble is Trouble.SECRET
+    )
+
+
 def is_unwell(result: CallResult) -> bool:
     """Return whether the receiver itself is in trouble; an answer such as 404 is the caller's affair."""
     if isinstance(result, Answered):
         return result.status in _SLOW_DOWN or result.status >= 500
-    return not isinstance(result, Blocked)
+    return not says_nothing(result)
 
 
 def outcome_of(result: CallResult) -> AttemptOutcome:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import cache, partial
 from typing import Any, Final
 
@@ -15,10 +16,13 @@ from prometheus_client import (
     generate_latest,
 )
 
-from timer_service.domain.messages import DueTimeReached, TenantId
+from timer_service.domain.delivery import DeliveryState, outcome_of
+from timer_service.domain.messages import DueTimeReached
 from timer_service.observability.recent import RecentWork
+from timer_service.ports.delivery_store import DeliveryCounts
 from timer_service.ports.health import Recent
 from timer_service.ports.timer_store import StoreCounts
+from timer_service.workflows.deliver_callbacks import Attempted
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.schedule_timers import ScheduleReport
 
@@ -28,7 +32,7 @@ LATENESS_BUCKETS_S: Final = (
 )
 DURATION_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
-OTHER_TENANTS: Final = "other"
+OTHERS: Final = "other"
 
 
 def _counter(name: str, text: str, *labels: str) -> Any:
@@ -87,6 +91,28 @@ class _Table:
         "timer_catch_up_given_up",
         "Timers fired although commands of their tenant still waited, after TIMER_CATCH_UP",
     )
+    callback_attempts: Counter = _counter(
+        "timer_callback_attempts", "Attempts to deliver a callback, by how they ended", "outcome"
+    )
+    callbacks_ended: Counter = _counter(
+        "timer_callbacks_ended", "Callbacks delivered or given up, by state", "state"
+    )
+    callback_sent: Histogram = _histogram(
+        "timer_callback_sent_lateness_seconds",
+        "From the due time to the first attempt",
+        buckets=LATENESS_BUCKETS_S,
+    )
+    callback_delivered: Histogram = _histogram(
+        "timer_callback_delivered_lateness_seconds",
+        "From the due time to the receiver's answer that ended the delivery",
+        buckets=LATENESS_BUCKETS_S,
+    )
+    origin_attempts: Counter = _counter(
+        "timer_callback_origin_attempts",
+        "The same attempts by receiver, where TIMER_METRICS_ORIGINS asks for it",
+        "origin",
+        "outcome",
+    )
     purged: Counter = _counter("timer_purged", "Ended timers deleted by retention")
     connects: Counter = _counter("timer_broker_connects", "Sessions with the broker, the first one included")
 
@@ -102,6 +128,17 @@ class Gauges:
     )
     tenants_waiting: Gauge = _gauge(
         "timer_tenants_waiting", "Tenants whose due timers wait for commands in the stream"
+    )
+    callbacks_waiting: Gauge = _gauge("timer_callbacks_waiting", "Callbacks that wait for an attempt")
+    callbacks_overdue: Gauge = _gauge(
+        "timer_callbacks_overdue", "Callbacks whose next attempt should have begun"
+    )
+    oldest_callback_overdue_s: Gauge = _gauge(
+        "timer_oldest_callback_overdue_seconds", "For how long the first of these should have begun"
+    )
+    callbacks_under_way: Gauge = _gauge("timer_callbacks_under_way", "Callbacks that are being sent")
+    open_breakers: Gauge = _gauge(
+        "timer_callback_breakers_open", "Receivers that are given nothing for a while, tenant by tenant"
     )
     last_poll_timestamp_s: Gauge = _gauge(
         "timer_last_poll_timestamp_seconds", "When the worker last looked for due timers"
@@ -130,7 +167,9 @@ class Gauges:
 class Metrics:
     """What happens, counted; what is, measured."""
 
-    def __init__(self, *, tenants: int = 0, elapsed_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, tenants: int = 0, origins: int = 0, elapsed_s: Callable[[], float] = time.monotonic
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.gauges = Gauges()
         self._table = _Table()
@@ -141,8 +180,8 @@ class Metrics:
         # Kept at hand: to find it by its labels takes longer than all else about a request that is refused.
         self._requests_of = cache(self._table.requests.labels)
         self._recent = RecentWork(LATENESS_BUCKETS_S, elapsed_s)
-        self._max_tenants = tenants
-        self._tenants: set[TenantId] = set()
+        self._tenants = _Names(tenants)
+        self._origins = _Names(origins)
 
     def scheduled(self, report: ScheduleReport) -> None:
         """Record a batch of commands."""
@@ -172,9 +211,50 @@ class Metrics:
         lateness_s = [(report.confirmed_at - event.due_at).total_seconds() for event in reached]
         for event, late_s in zip(reached, lateness_s, strict=True):
             table.lateness.observe(max(0.0, late_s))
-            if self._max_tenants:
-                table.tenant_lateness.labels(self._tenant_label(event.tenant_id)).observe(max(0.0, late_s))
+            if self._tenants.are_wanted:
+                table.tenant_lateness.labels(self._tenants.label(event.tenant_id)).observe(max(0.0, late_s))
         self._recent.fired(lateness_s)
+
+    def handed_over(self, report: FireReport) -> None:
+        """Record due timers whose deliveries were opened."""
+        self._table.fired.inc(len(report.confirmed))
+        self._table.batch_size.labels("callbacks").observe(len(report.confirmed))
+
+    def attempted(self, made: Attempted) -> None:
+        """Record an attempt to deliver a callback."""
+        if made.result is None:
+            return
+        outcome = outcome_of(made.result).value
+        self._table.callback_attempts.labels(outcome).inc()
+        if self._origins.are_wanted:
+            origin = self._origins.label(made.finished.before.origin)
+            self._table.origin_attempts.labels(origin, outcome).inc()
+        if not made.finished.before.attempts:
+            late_s = (made.started_at - made.finished.before.due_at).total_seconds()
+            self._table.callback_sent.observe(max(0.0, late_s))
+
+    def delivered(self, group: Sequence[Attempted]) -> None:
+        """Record attempts whose outcomes are kept."""
+        for made in group:
+            after = made.finished.after
+            if after.state is DeliveryState.WAITING:
+                continue
+            self._table.callbacks_ended.labels(after.state.value.lower()).inc()
+            if after.state is DeliveryState.DELIVERED:
+                late_s = (made.ended_at - after.due_at).total_seconds()
+                self._table.callback_delivered.observe(max(0.0, late_s))
+
+    def delivering(self, *, under_way: int, open_breakers: int) -> None:
+        """Record what is being sent, and to whom nothing is."""
+        self.gauges.callbacks_under_way.set(under_way)
+        self.gauges.open_breakers.set(open_breakers)
+
+    def deliveries_counted(self, counts: DeliveryCounts, now: datetime) -> None:
+        """Record what waits to be delivered."""
+        self.gauges.callbacks_waiting.set(counts.waiting)
+        self.gauges.callbacks_overdue.set(counts.overdue)
+        overdue_since = counts.oldest_overdue_at or now
+        self.gauges.oldest_callback_overdue_s.set((now - overdue_since).total_seconds())
 
     def wrote(self, operation: str, seconds: float) -> None:
         """Record a write transaction."""
@@ -219,7 +299,19 @@ class Metrics:
         """Return everything in the Prometheus text format."""
         return generate_latest(self._registry)
 
-    def _tenant_label(self, tenant_id: TenantId) -> str:
-        if tenant_id not in self._tenants and len(self._tenants) < self._max_tenants:
-            self._tenants.add(tenant_id)
-        return tenant_id if tenant_id in self._tenants else OTHER_TENANTS
+
+class _Names:
+    """Names that become labels: the first so many, then one label for all others."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    @property
+    def are_wanted(self) -> bool:
+        return self._limit > 0
+
+    def label(self, name: str) -> str:
+        if name not in self._known and len(self._known) < self._limit:
+            self._known.add(name)
+        return name if name in self._known else OTHERS

@@ -1,15 +1,18 @@
 """Log what the loops have done: often enough to follow it, not once for each batch."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from timer_service.domain.delivery import Delivery, DeliveryState
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.messages import TimerExpired
 from timer_service.observability.log_summary import Later, LogSummary, on_this_loop
 from timer_service.ports.command_source import Refusal
 from timer_service.workflows.catch_up import CatchUpChange
+from timer_service.workflows.deliver_callbacks import Attempted
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.schedule_timers import ScheduleReport
 
@@ -38,12 +41,21 @@ class _Fired:
     max_lateness_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    attempts: int
+    outcomes: Counter[str]
+    max_lateness_ms: int
+
+
 class WorkLog:
-    """The lines about commands and firings."""
+    """The lines about commands, firings and callbacks."""
 
     def __init__(self, later: Later = on_this_loop) -> None:
         self._applied = LogSummary(_tell_applied, _add_applied, later)
         self._fired = LogSummary(_tell_fired, _add_fired, later)
+        self._delivered = LogSummary(_tell_delivered, _add_delivered, later)
+        self._ended_badly = LogSummary(_tell_ended_badly, _keep_first, later)
         self._refused = {reason: LogSummary(_tell_refused, _add_refused, later) for reason in RefusalReason}
 
     def scheduled(self, report: ScheduleReport) -> None:
@@ -72,8 +84,20 @@ class WorkLog:
         _tell_failures(report)
         _tell_catch_up(report.catch_up)
 
+    def delivered(self, group: Sequence[Attempted]) -> None:
+        """Log attempts whose outcomes are kept, and callbacks that ended without success."""
+        outcomes = Counter(made.finished.after.state.value.lower() for made in group)
+        lateness = (made.started_at - made.finished.before.due_at for made in group)
+        max_lateness_ms = round(max(lateness).total_seconds() * 1000)
+        self._delivered.note(_Delivered(len(group), outcomes, max_lateness_ms))
+        for made in group:
+            if made.finished.after.state is DeliveryState.FAILED:
+                self._ended_badly.note((1, made.finished.after))
+
     def close(self) -> None:
         """Log what is left."""
+        self._delivered.close()
+        self._ended_badly.close()
         self._applied.close()
         self._fired.close()
         for refused in self._refused.values():
@@ -123,6 +147,40 @@ def _tell_fired(found: _Fired) -> None:
         expired=found.expired,
         superseded=found.superseded,
         max_lateness_ms=found.max_lateness_ms,
+    )
+
+
+def _add_delivered(one: _Delivered, other: _Delivered) -> _Delivered:
+    return _Delivered(
+        one.attempts + other.attempts,
+        one.outcomes + other.outcomes,
+        max(one.max_lateness_ms, other.max_lateness_ms),
+    )
+
+
+def _tell_delivered(found: _Delivered) -> None:
+    log.info(
+        "callbacks.attempted",
+        attempts=found.attempts,
+        max_lateness_ms=found.max_lateness_ms,
+        **found.outcomes,
+    )
+
+
+def _keep_first(one: tuple[int, Delivery], other: tuple[int, Delivery]) -> tuple[int, Delivery]:
+    return one[0] + other[0], one[1]
+
+
+def _tell_ended_badly(found: tuple[int, Delivery]) -> None:
+    count, delivery = found
+    log.warning(
+        "callback.given_up",
+        callbacks=count,
+        tenant_id=delivery.tenant_id,
+        service_call_id=delivery.service_call_id,
+        origin=delivery.origin,
+        attempts=delivery.attempts,
+        detail=delivery.error,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.messages import Command, Position, TenantId
@@ -40,6 +40,12 @@ class Backlog:
         return self.tenants is None or tenant_id in self.tenants
 
 
+NOTHING_WAITS: Final = Backlog(
+    stream="", first_sequence=1, last_sequence=0, handled_sequence=0, tenants=frozenset()
+)
+"""The backlog where there is no broker to have one."""
+
+
 class CommandBatch(Protocol):
     """Messages that came in together, in the order of the stream."""
 
@@ -63,6 +69,14 @@ class CommandBatch(Protocol):
         Returns what is refused for the first time, without waiting for the letters. What cannot be written
         now is delivered again later, and holds up nothing else.
         """
+        ...
+
+
+class CommandBacklog(Protocol):
+    """What firing needs of a command source."""
+
+    async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
+        """Do what CommandSource promises."""
         ...
 
 

@@ -103,6 +103,25 @@ class Claim(Protocol):
         ...
 
 
+class DueTimers(Protocol):
+    """The scheduled timers of one sink, as firing needs them; a TimerStore is that of the bus."""
+
+    @property
+    def max_claims(self) -> int:
+        """How many claims may be open at the same time, at least 2."""
+        ...
+
+    def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK
+    ) -> AbstractAsyncContextManager[Claim]:
+        """Do what TimerStore promises."""
+        ...
+
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        """Do what TimerStore promises."""
+        ...
+
+
 class TimerStore(Protocol):
     """The durable table of timers."""
 

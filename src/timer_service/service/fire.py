@@ -4,14 +4,19 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.domain.errors import BusUnavailable, TransientError
+from timer_service.ports.command_source import CommandBacklog
+from timer_service.ports.event_sink import EventSink
+from timer_service.ports.timer_store import DueTimers
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Backoff, Over, unless
 from timer_service.workflows.catch_up import CatchUp
 from timer_service.workflows.fire_due_timers import FireReport, next_look, publish_due_timers
+from timer_service.workflows.hand_over import CommandsIfAnswered, HandOver, HttpTimers
 from timer_service.workflows.hold_back import HoldBack
 from timer_service.workflows.schedule_timers import ScheduleReport
 
@@ -62,6 +67,38 @@ class Unmarked:
             self._ended.set()
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which timers are fired, and where to."""
+
+    timers: DueTimers
+    source: CommandBacklog
+    sink: EventSink
+    fired: Callable[[FireReport, float], None]
+    """Told of each batch, and of the seconds that it took."""
+
+
+def over_the_bus(around: Surroundings) -> Route:
+    """Return the way of timers that become events."""
+
+    def fired(report: FireReport, seconds: float) -> None:
+        around.metrics.fired(report, seconds)
+        around.work_log.fired(report)
+
+    return Route(around.store, around.source, around.sink, fired)
+
+
+def over_http(around: Surroundings, handed_over: Callable[[datetime], None]) -> Route:
+    """Return the way of timers that have a callback; it is told from when on deliveries were opened."""
+
+    def fired(report: FireReport, _seconds: float) -> None:
+        if report.confirmed:
+            around.metrics.handed_over(report)
+            handed_over(min(event.at for event in report.confirmed))
+
+    return Route(HttpTimers(around.store), CommandsIfAnswered(around.source), HandOver(), fired)
+
+
 class Firing:
     """Fires what is due, at the moment at which it is due."""
 
@@ -75,20 +112,21 @@ class Firing:
         catch_up: timedelta,
         hold_back: HoldBack,
         looking: Callable[[], None],
+        route: Route | None = None,
     ) -> None:
-        self._store = around.store
-        self._source = around.source
-        self._sink = around.sink
+        route = route or over_the_bus(around)
+        self._store = route.timers
+        self._source = route.source
+        self._sink = route.sink
+        self._fired = route.fired
         self._clock = around.clock
         self._backoff = Backoff(around.chance)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
-        self._metrics = around.metrics
-        self._work_log = around.work_log
         self._looking = looking
         self._hold_back = hold_back
         self._catch_up = CatchUp(catch_up)
-        self._unmarked = Unmarked(batch_size, around.store.max_claims)
+        self._unmarked = Unmarked(batch_size, route.timers.max_claims)
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
@@ -138,10 +176,16 @@ class Firing:
         if self._precise_wakeup and (self._sleeps_until is None or due_at < self._sleeps_until):
             self._wake.set()
 
-    def commands_applied(self, report: ScheduleReport) -> None:
+    def wake_before(self, due_at: datetime) -> None:
+        """Wake the worker only if a timer is known that comes later: with nothing to come it sleeps on."""
+        if self._sleeps_until is not None:
+            self.wake_for(due_at)
+
+    def commands_applied(self, report: ScheduleReport, *, only_before: bool = False) -> None:
         """Look for what commands have made due, and for what has waited for them."""
         if report.nearest_due_at is not None:
-            self.wake_for(report.nearest_due_at)
+            wake = self.wake_before if only_before else self.wake_for
+            wake(report.nearest_due_at)
         if self._catch_up.is_waiting:
             self._wake.set()
 
@@ -195,8 +239,7 @@ class Firing:
             return
         if report.marked < len(report.confirmed):
             self._wake.set()
-        self._metrics.fired(report, time.perf_counter() - started)
-        self._work_log.fired(report)
+        self._fired(report, time.perf_counter() - started)
         if not published.done():
             published.set_result(report)
 

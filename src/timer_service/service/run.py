@@ -4,25 +4,39 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
+from timer_service.domain.callback import Sink
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import StoreCounts
+from timer_service.service.callbacks import Callbacks
 from timer_service.service.consume import Consuming
-from timer_service.service.fire import Firing
+from timer_service.service.deliver import Delivering
+from timer_service.service.fire import Firing, Route, over_http
 from timer_service.service.health import Watch
 from timer_service.service.purge import PURGE_BATCH, Purging
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import first_done, owned
 from timer_service.workflows.hold_back import MAX_ENTRIES, HoldBack
+from timer_service.workflows.schedule_timers import ScheduleReport
 
 SHUTDOWN_GRACE_S: Final = 10.0
 """From the signal to the end: time to finish the batch in hand."""
 CATCH_UP: Final = timedelta(seconds=30)
 
 log = structlog.get_logger(__name__)
+
+
+class FiringPace(NamedTuple):
+    """How often and how much is fired."""
+
+    poll_interval_s: float
+    batch_size: int
+    precise_wakeup: bool
+    catch_up: timedelta
+    max_held_back: int
 
 
 class Service:
@@ -42,26 +56,33 @@ class Service:
         other_problems: Callable[[], dict[str, str | None]] = dict,
         warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
+        pace = FiringPace(poll_interval_s, batch_size, precise_wakeup, catch_up, max_held_back)
         self._store = around.store
         self._work_log = around.work_log
         self._watch = Watch(
             around,
             poll_interval_s=poll_interval_s,
-            problems=lambda: {"publish": self._firing.problem, **other_problems()},
+            problems=lambda: {
+                "publish": self._firing.problem,
+                "deliveries": self._callbacks.delivering.problem if self._callbacks else None,
+                **other_problems(),
+            },
             warnings=lambda: {**warnings(), **self._firing.warnings},
         )
-        self._firing = Firing(
-            around,
-            poll_interval_s=poll_interval_s,
-            batch_size=batch_size,
-            precise_wakeup=precise_wakeup,
-            catch_up=catch_up,
-            hold_back=HoldBack(max_held_back),
-            looking=self._watch.note_poll,
-        )
-        self._consuming = Consuming(around, self._firing.commands_applied)
+        self._firing = _firing(around, pace, self._watch.note_poll)
+        self._callbacks: Callbacks | None = None
+        if around.deliveries is not None and around.sender is not None:
+            delivering = Delivering(around, around.deliveries, around.sender)
+            route = over_http(around, delivering.handed_over)
+            self._callbacks = Callbacks(_firing(around, pace, route=route), delivering)
+        self._consuming = Consuming(around, self._commands_applied)
         self._purging = None if retention is None else Purging(around, retention, purge_batch)
         around.store.on_wait = self._watch.note_poll
+
+    @property
+    def callbacks(self) -> Callbacks | None:
+        """What fires over HTTP; None if nothing does."""
+        return self._callbacks
 
     async def run(self) -> None:
         """Run all loops until stopped; the failure of one ends them all."""
@@ -69,12 +90,14 @@ class Service:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._consuming.run(), name="consume")
                 loops.create_task(self._firing.run(loops), name="fire")
+                if self._callbacks is not None:
+                    self._callbacks.start(loops)
                 if self._purging is not None:
                     loops.create_task(self._purging.run(), name="purge")
 
     def stop(self) -> None:
         """Ask all loops to end at their next safe point."""
-        for part in (self._store, self._consuming, self._firing, self._purging):
+        for part in (self._store, self._consuming, self._firing, self._callbacks, self._purging):
             if part is not None:
                 part.stop()
 
@@ -85,14 +108,53 @@ class Service:
     async def observe(self) -> None:
         """Bring the gauges up to date, for whoever is about to look at them."""
         await self._watch.observe()
+        if self._callbacks is not None:
+            await self._callbacks.delivering.observe()
 
     def note_counts(self, counts: StoreCounts) -> None:
         """Learn how much space is left, whoever asked."""
         self._watch.note_counts(counts)
 
-    def wake_for(self, due_at: datetime) -> None:
-        """Wake the worker if a timer is due before it would look again."""
+    def wake_for(self, due_at: datetime, sink: Sink = Sink.BUS) -> None:
+        """Wake the worker of a sink if a timer is due before it would look again."""
+        if sink is Sink.BUS:
+            self._firing.wake_for(due_at)
+        elif self._callbacks is not None:
+            self._callbacks.wake_for(due_at)
+
+    def deliver_from(self, moment: datetime) -> None:
+        """Look at once for callbacks that wait again since a moment."""
+        if self._callbacks is not None:
+            self._callbacks.delivering.handed_over(moment)
+
+    def heard_of(self, due_at: datetime) -> None:
+        """Wake whoever a timer may concern that another instance has accepted."""
         self._firing.wake_for(due_at)
+        if self._callbacks is not None:
+            self._callbacks.wake_before(due_at)
+
+    def _commands_applied(self, report: ScheduleReport) -> None:
+        self._firing.commands_applied(report)
+        if self._callbacks is not None:
+            self._callbacks.commands_applied(report)
+
+
+def _firing(
+    around: Surroundings,
+    pace: FiringPace,
+    looking: Callable[[], None] = lambda: None,
+    route: Route | None = None,
+) -> Firing:
+    return Firing(
+        around,
+        poll_interval_s=pace.poll_interval_s,
+        batch_size=pace.batch_size,
+        precise_wakeup=pace.precise_wakeup,
+        catch_up=pace.catch_up,
+        hold_back=HoldBack(pace.max_held_back),
+        looking=looking,
+        route=route,
+    )
 
 
 async def run_service(service: Service, stop: asyncio.Event, grace_s: float = SHUTDOWN_GRACE_S) -> None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from timer_service.observability.metrics import Metrics
 from timer_service.observability.work_log import WorkLog
+from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
+from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
 
@@ -22,5 +24,8 @@ class Surroundings:
     clock: Clock
     chance: Callable[[], float]
     metrics: Metrics
+    deliveries: DeliveryStore | None = None
+    sender: CallbackSender | None = None
+    """Without these two no timer fires over HTTP."""
     work_log: WorkLog = field(default_factory=WorkLog)
     elapsed_s: Callable[[], float] = time.monotonic

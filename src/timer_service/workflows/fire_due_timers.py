@@ -10,9 +10,9 @@ from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import Event, TimerKey
 from timer_service.domain.timer import TimerState
 from timer_service.ports.clock import Clock
-from timer_service.ports.command_source import CommandSource
+from timer_service.ports.command_source import CommandBacklog
 from timer_service.ports.event_sink import EventSink, Published, PublishResult
-from timer_service.ports.timer_store import Claim, TimerStore
+from timer_service.ports.timer_store import Claim, DueTimers
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
 
@@ -63,8 +63,8 @@ class PublishedBatch:
 @asynccontextmanager
 async def publish_due_timers(
     *,
-    store: TimerStore,
-    source: CommandSource,
+    store: DueTimers,
+    source: CommandBacklog,
     sink: EventSink,
     clock: Clock,
     limit: int,
@@ -143,7 +143,7 @@ async def _take_back(claim: Claim, timers: Sequence[DueTimer]) -> None:
 
 
 async def next_look(
-    *, store: TimerStore, hold_back: HoldBack, catch_up: CatchUp, looked_at: datetime
+    *, store: DueTimers, hold_back: HoldBack, catch_up: CatchUp, looked_at: datetime
 ) -> datetime | None:
     """Return when to look again after a look that found all that was due; None if nothing is known."""
     if (paused_until := hold_back.everything_until(looked_at)) is not None:
@@ -169,7 +169,7 @@ def _nothing(now: datetime) -> FireReport:
     )
 
 
-async def _who_waits(source: CommandSource, sink: EventSink, catch_up: CatchUp, now: datetime) -> Waits:
+async def _who_waits(source: CommandBacklog, sink: EventSink, catch_up: CatchUp, now: datetime) -> Waits:
     if catch_up.is_off:
         return Waits(now)
     try:

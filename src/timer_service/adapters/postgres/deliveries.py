@@ -7,7 +7,7 @@ way. An instance says again and again that it is there; the claims of one that i
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from timer_service.adapters import callback_rows as columns
@@ -61,7 +61,10 @@ class PostgresDeliveries:
             found = await self._work.fetch(statements.DUE, *arguments)
         next_at = None
         if len(found) < limit:
-            [(next_at,)] = await self._work.fetch(statements.NEXT_ATTEMPT, text(now))
+            [(clock, next_at)] = await self._work.fetch(statements.NEXT_ATTEMPT, text(now))
+            if next_at is not None:
+                # Where our clock is ahead, that is when the database's clock says so too.
+                next_at += max(now - clock, timedelta())
         return DuePage([columns.waiting(row) for row in found], next_at)
 
     async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:

@@ -76,9 +76,12 @@ ORDER BY next_attempt_at, service_call_id
 LIMIT $6
 """  # noqa: S608
 
-# In terms of our clock: what is due by ours but not by the database's is still to come.
+# What is due by our clock but not by the database's is still to come.
 NEXT_ATTEMPT: Final = f"""
-SELECT min(next_attempt_at) FROM callback_deliveries WHERE state = 'Waiting' AND next_attempt_at > {_MOMENT}
+WITH moment AS MATERIALIZED (SELECT {CLOCK} AS clock)
+SELECT (SELECT clock FROM moment), (
+  SELECT min(next_attempt_at) FROM callback_deliveries
+  WHERE state = 'Waiting' AND next_attempt_at > least($1::text::timestamptz, (SELECT clock FROM moment)))
 """  # noqa: S608
 
 # Claim what is still free, and return all that an attempt needs. Nobody waits for anybody.

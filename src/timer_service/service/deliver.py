@@ -1,0 +1,189 @@
+"""The loop that delivers callbacks: a bounded number at once, their outcomes kept together."""
+
+import asyncio
+from contextlib import suppress
+from datetime import datetime
+from typing import Final
+
+from timer_service.domain.errors import TransientError
+from timer_service.domain.lanes import MAX_SLOTS, Lanes
+from timer_service.domain.messages import TimerKey
+from timer_service.ports.callback_sender import CallbackSender
+from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore
+from timer_service.service.surroundings import Surroundings
+from timer_service.waiting import Backoff
+from timer_service.workflows.deliver_callbacks import Attempted, WaitingList, attempt
+
+MAX_LOOK_INTERVAL_S: Final = 5.0
+"""However quiet it is: this finds what another instance left behind, and whatever was missed."""
+HOLDING_LOOK_INTERVAL_S: Final = 2.0
+"""While attempts are under way: the store knows by it that we are still there."""
+RESCAN_REST: Final = 10.0
+"""How much longer than a look at all that may begin the pause after it is."""
+MAX_UNKEPT: Final = 512
+"""Outcomes that are not in the store yet; beyond it no further attempt begins."""
+STOP_GRACE_S: Final = 5.0
+"""For attempts that are under way when the service stops; then they are left to the next start."""
+
+
+class Delivering:
+    """Delivers what was handed over, each attempt at its time."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        store: DeliveryStore,
+        sender: CallbackSender,
+        *,
+        slots: int = MAX_SLOTS,
+        stop_grace_s: float = STOP_GRACE_S,
+    ) -> None:
+        self._store = store
+        self._sender = sender
+        self._clock = around.clock
+        self._chance = around.chance
+        self._elapsed_s = around.elapsed_s
+        self._metrics = around.metrics
+        self._work_log = around.work_log
+        self._waiting = WaitingList(store, Lanes[TimerKey](slots))
+        self._backoff = Backoff(around.chance)
+        self._keep_backoff = Backoff(around.chance)
+        self._stop_grace_s = stop_grace_s
+        self._stopping = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._unkept: list[Attempted] = []
+        self._ended = asyncio.Event()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._looked_s = self._rescan_at_s = self._rescan_began_s = float("-inf")
+        self._problems: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be delivered or kept; None if all is well."""
+        return next(iter(self._problems.values()), None)
+
+    def handed_over(self, since: datetime) -> None:
+        """Look at once for deliveries that were opened, or made to wait again, at a moment."""
+        self._waiting.look_again(since)
+        self._wake.set()
+
+    async def observe(self) -> None:
+        """Bring the gauges up to date, for whoever is about to look at them."""
+        lanes = self._waiting.lanes
+        self._metrics.delivering(under_way=lanes.under_way, open_breakers=lanes.open_breakers)
+        with suppress(TransientError):
+            self._metrics.deliveries_counted(await self._store.count(self._clock.now()), self._clock.now())
+
+    async def run(self) -> None:
+        """Deliver until stopped; what is under way then has a while to end."""
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(self._keep_outcomes(), name="keep")
+            while not self._stopping.is_set():
+                self._wake.clear()
+                try:
+                    await self._step(tasks)
+                except TransientError as error:
+                    self._problems["look"] = str(error)
+                    await self._clock.wait(self._backoff.next_s(), self._stopping)
+                    continue
+                self._problems.pop("look", None)
+                self._backoff.reset()
+                if not self._waiting.is_behind:
+                    await self._clock.wait(self._sleep_s(), self._wake)
+            await self._end_calls()
+            self._ended.set()
+            await keeping
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def _step(self, tasks: asyncio.TaskGroup) -> None:
+        """Look where there may be something new, and begin what may begin."""
+        now, now_s = self._clock.now(), self._elapsed_s()
+        if now_s >= self._rescan_at_s:
+            self._waiting.look_again()
+            self._rescan_began_s, self._rescan_at_s = now_s, float("inf")
+        elif now_s - self._looked_s >= self._look_interval_s():
+            self._waiting.look_on()
+        elif self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
+            self._waiting.look_again(self._waiting.next_attempt_at)
+            self._waiting.next_attempt_at = None
+        await self._waiting.look(now, now_s)
+        self._looked_s = now_s
+        if self._rescan_at_s == float("inf") and not self._waiting.is_behind:
+            took_s = self._elapsed_s() - self._rescan_began_s
+            self._rescan_at_s = now_s + max(MAX_LOOK_INTERVAL_S, RESCAN_REST * took_s)
+        if len(self._unkept) >= MAX_UNKEPT:
+            return
+        for claimed in await self._waiting.take(now, now_s):
+            call = tasks.create_task(self._call(claimed), name="callback")
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _call(self, claimed: ClaimedDelivery) -> None:
+        key = claimed.delivery.key
+        result = None
+        try:
+            made = await attempt(claimed, sender=self._sender, clock=self._clock, chance=self._chance)
+            result = made.result
+            self._unkept.append(made)
+            self._ended.set()
+            self._metrics.attempted(made)
+        finally:
+            self._waiting.lanes.done(key, result, self._elapsed_s())
+            self._wake.set()
+
+    async def _keep_outcomes(self) -> None:
+        """Keep outcomes, all that have come in meanwhile together, until all attempts have ended."""
+        while not (self._stopping.is_set() and not self._calls and not self._unkept):
+            await self._ended.wait()
+            self._ended.clear()
+            while self._unkept:
+                group = list(self._unkept)
+                try:
+                    await self._store.finish([made.finished for made in group])
+                except TransientError as error:
+                    self._problems["keep"] = str(error)
+                    if self._stopping.is_set():
+                        return  # What is not kept is delivered again, under the same id.
+                    await self._clock.wait(self._keep_backoff.next_s(), self._stopping)
+                    continue
+                self._problems.pop("keep", None)
+                self._keep_backoff.reset()
+                del self._unkept[: len(group)]
+                self._kept(group)
+
+    def _kept(self, group: list[Attempted]) -> None:
+        self._work_log.delivered(group)
+        self._metrics.delivered(group)
+        for made in group:
+            self._waiting.lanes.forget(made.finished.after.key)
+            next_at = made.finished.after.next_attempt_at
+            if next_at is not None:
+                known = self._waiting.next_attempt_at
+                self._waiting.next_attempt_at = next_at if known is None else min(known, next_at)
+        self._wake.set()
+
+    async def _end_calls(self) -> None:
+        """Wait for what is under way, and cut off what takes too long: it still waits in the store."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=self._stop_grace_s)
+        for call in list(self._calls):
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    def _look_interval_s(self) -> float:
+        return HOLDING_LOOK_INTERVAL_S if self._waiting.lanes.under_way else MAX_LOOK_INTERVAL_S
+
+    def _sleep_s(self) -> float:
+        """Return how long nothing has to be done."""
+        now_s = self._elapsed_s()
+        seconds = min(self._looked_s + self._look_interval_s(), self._rescan_at_s) - now_s
+        if (next_at := self._waiting.next_attempt_at) is not None:
+            seconds = min(seconds, (next_at - self._clock.now()).total_seconds())
+        if (again_s := self._waiting.lanes.next_at_s()) is not None:
+            seconds = min(seconds, again_s - now_s)
+        return max(0.0, seconds)

@@ -1,0 +1,131 @@
+"""Find callbacks whose next attempt may begin, choose whose turn it is, and make the attempts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from timer_service.domain.delivery import (
+    Attempt,
+    CallbackRequest,
+    CallResult,
+    after_attempt,
+    expire,
+    is_success,
+)
+from timer_service.domain.lanes import MAX_LANE_QUEUE, Lanes
+from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
+from timer_service.ports.callback_sender import CallbackSender
+from timer_service.ports.clock import Clock
+from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore, Finished, Place
+
+MAX_FOUND: Final = 1_000
+"""What a look takes in at once; if there is more, the next one goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """An attempt that has ended."""
+
+    finished: Finished
+    result: CallResult | None
+    """None if no attempt was made: it would have come too late."""
+    started_at: datetime
+    ended_at: datetime
+
+
+class WaitingList:
+    """What waits, as far as it is in memory: who is next, and where the next look goes on."""
+
+    def __init__(self, store: DeliveryStore, lanes: Lanes[TimerKey]) -> None:
+        self._store = store
+        self.lanes = lanes
+        self._place: Place | None = None
+        self._seen_all = False
+        self.next_attempt_at: datetime | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether to look again at once: more may begin than was taken in."""
+        return not self._seen_all and not self.lanes.is_full
+
+    def look_again(self, since: datetime | None = None) -> None:
+        """Let the next look begin again, or at attempts from a moment on: something was added there."""
+        self._seen_all = False
+        if since is None:
+            self._place = None
+        elif self._place is not None and since <= self._place[0]:
+            # No id is empty: this is before all of that moment.
+            self._place = (since, TenantId(""), ServiceCallId(""))
+
+    def look_on(self) -> None:
+        """Let the next look ask the store, even if nothing new is known of."""
+        self._seen_all = False
+
+    async def look(self, now: datetime, now_s: float) -> None:
+        """Take in one page of what may begin, and more of the lanes that have run low."""
+        for lane in self.lanes.hungry():
+            page = await self._store.due(now, 2 * MAX_LANE_QUEUE, lane=lane)
+            if len(page.found) < 2 * MAX_LANE_QUEUE:
+                self.lanes.has_no_more(lane)
+            for each in page.found:
+                self.lanes.offer(each.key, each.lane, now_s)
+        if self._seen_all or self.lanes.is_full:
+            return
+        page = await self._store.due(now, MAX_FOUND, after=self._place)
+        for each in page.found:
+            self.lanes.offer(each.key, each.lane, now_s)
+        if page.found:
+            self._place = page.found[-1].place
+        self._seen_all = len(page.found) < MAX_FOUND
+        if self._seen_all:
+            self.next_attempt_at = page.next_attempt_at
+
+    async def take(self, now: datetime, now_s: float) -> Sequence[ClaimedDelivery]:
+        """Claim what may begin; what somebody else has claimed or ended meanwhile is forgotten."""
+        keys = self.lanes.take(now_s)
+        claimed: Sequence[ClaimedDelivery] = ()
+        try:
+            claimed = await self._store.claim(keys, now) if keys else ()
+        except BaseException:
+            self.look_again()  # They are found again.
+            raise
+        finally:
+            ours = {each.delivery.key for each in claimed}
+            for key in keys:
+                if key not in ours:
+                    self.lanes.done(key, None, now_s)
+                    self.lanes.forget(key)
+        return claimed
+
+
+async def attempt(
+    claimed: ClaimedDelivery, *, sender: CallbackSender, clock: Clock, chance: Callable[[], float]
+) -> Attempted:
+    """Make one attempt and return what it came to; nothing of the store is held meanwhile."""
+    before = claimed.delivery
+    started_at = clock.now()
+    if (expired := expire(before, started_at)) is not None:
+        return Attempted(Finished(before, expired), None, started_at, started_at)
+    result = await sender.send(
+        CallbackRequest(
+            tenant_id=before.tenant_id,
+            service_call_id=before.service_call_id,
+            callback=claimed.callback,
+            id=before.id,
+            generation=before.generation,
+            due_at=before.due_at,
+            reached_at=before.opened_at,
+            attempt=before.attempts + 1,
+            sent_at=started_at,
+            correlation_id=claimed.correlation_id,
+            trace=claimed.trace,
+        )
+    )
+    ended_at = max(clock.now(), started_at)
+    after = after_attempt(before, claimed.callback.retry, result, started_at, ended_at, chance)
+    failure = None
+    if not is_success(result):
+        duration = ended_at - started_at
+        failure = Attempt(after.attempts, started_at, duration, after.status, after.error or "")
+    return Attempted(Finished(before, after, failure), result, started_at, ended_at)

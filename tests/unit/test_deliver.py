@@ -1,0 +1,318 @@
+"""The loops of callbacks: a whole service on memory adapters, with a receiver that follows a script."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.support.patience import PATIENCE_S
+from tests.support.rig import POLL_S, Rig
+from tests.support.timers import ACME, at, call, cancel, schedule
+from timer_service.domain.callback import Callback, RetryPolicy
+from timer_service.domain.delivery import (
+    Answered,
+    CallbackRequest,
+    CallResult,
+    DeliveryState,
+    TimedOut,
+    Trouble,
+    Unreachable,
+)
+from timer_service.domain.errors import StoreBusy
+from timer_service.domain.messages import TenantId, firing_id
+from timer_service.domain.timer import Outcome, TimerState
+from timer_service.ports.delivery_store import DeliveryQuery, Finished
+from timer_service.testing import ScriptedSender
+from timer_service.testing.deliveries import MemoryDeliveries
+
+CALLBACK = Callback("https://shop.example/hooks")
+FAIL = Answered(500)
+
+
+async def ask(
+    rig: Rig, name: str = "order-1", due_s: float = 10, *, tenant: str = ACME, callback: Callback = CALLBACK
+) -> None:
+    request = replace(schedule(name, due_s, tenant=tenant), callback=callback)
+    await rig.store.decide([request], rig.clock.now())
+
+
+async def pass_time(rig: Rig, seconds: float, step_s: float = 1.0) -> None:
+    """Let time pass in steps, each of which everybody has noticed."""
+    await rig.clock.until_rest()
+    for _ in range(round(seconds / step_s)):
+        rig.clock.advance(step_s)
+        await rig.clock.until_rest()
+
+
+def state(rig: Rig, name: str = "order-1", tenant: str = ACME) -> DeliveryState:
+    return rig.store.deliveries.kept[TenantId(tenant), call(name)].state
+
+
+async def test_a_timer_with_a_callback_calls_at_its_due_time_and_sends_no_event() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    await ask(rig)
+
+    async with rig.running():
+        await pass_time(rig, 9)
+        assert sender.sent == []
+        await pass_time(rig, 1)
+
+    [sent] = sender.sent
+    assert sent == CallbackRequest(
+        tenant_id=ACME,
+        service_call_id=call("order-1"),
+        callback=CALLBACK,
+        id=firing_id(ACME, call("order-1"), 1, at(10)),
+        generation=1,
+        due_at=at(10),
+        reached_at=at(10),
+        attempt=1,
+        sent_at=at(10),
+    )
+    assert (rig.state("order-1"), state(rig)) == (TimerState.REACHED, DeliveryState.DELIVERED)
+    assert rig.fired() == []
+
+
+async def test_a_callback_is_repeated_by_its_schedule_under_the_same_id() -> None:
+    sender = ScriptedSender(lambda _: FAIL)
+    rig = Rig(sender=sender, chance=0.0)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await pass_time(rig, 700)
+
+    assert [request.sent_at for request in sender.sent] == [at(0), at(5), at(35), at(155)]
+    assert [request.attempt for request in sender.sent] == [1, 2, 3, 4]
+    assert len({request.id for request in sender.sent}) == 1
+
+
+async def test_no_attempt_comes_before_the_receiver_wants_it() -> None:
+    answers = iter([Answered(503, retry_after="20"), Answered(200)])
+    sender = ScriptedSender(lambda _: next(answers))
+    rig = Rig(sender=sender)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await pass_time(rig, 30)
+
+    assert [request.sent_at for request in sender.sent] == [at(0), at(20)]
+    assert state(rig) is DeliveryState.DELIVERED
+
+
+async def test_without_callbacks_the_loop_sleeps() -> None:
+    rig = Rig(sender=ScriptedSender())
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        waits = len(rig.clock.waits)
+        for name in range(50):
+            rig.send(f"order-{name}", 1000)
+            await rig.clock.until_rest()
+
+        # One wait of the worker of the bus for the nearer timer; those of callbacks sleep on.
+        assert len(rig.clock.waits) <= waits + 2
+
+
+async def test_a_broker_that_is_away_delays_no_callback() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    await ask(rig, due_s=3)
+    rig.broker.connected = False
+
+    async with rig.running():
+        await pass_time(rig, 3)
+
+        assert [request.sent_at for request in sender.sent] == [at(3)]
+
+
+async def test_a_receiver_that_hangs_delays_no_event_and_nobody_else() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    for n in range(300):
+        await ask(rig, f"slow-{n}", 0, tenant="slow")
+    await ask(rig, "quick-1", 1, tenant="quick")
+    await rig.keep(schedule("bus-1", 1))
+    sender.hang()
+
+    async with rig.running():
+        await pass_time(rig, 1)
+
+        assert rig.fired() == [["bus-1"]]
+        tenants = Counter(str(request.tenant_id) for request in sender.sent)
+        assert tenants["quick"] == 1
+        assert tenants["slow"] <= 4
+        sender.go_on()
+        await pass_time(rig, 5)
+    assert len(sender.sent) == 301
+
+
+async def test_a_receiver_that_is_gone_costs_no_attempts_while_it_is_left_alone() -> None:
+    gone = True
+
+    def script(_: CallbackRequest) -> CallResult:
+        return Unreachable(Trouble.CONNECT) if gone else Answered(200)
+
+    sender = ScriptedSender(script)
+    rig = Rig(sender=sender, chance=0.0)
+    often = replace(CALLBACK, retry=RetryPolicy((timedelta(seconds=100),) * 3))
+    for n in range(40):
+        await ask(rig, f"order-{n:02}", 0, callback=often)
+
+    async with rig.running():
+        await pass_time(rig, 14)
+        tried = len(sender.sent)
+        assert 10 <= tried < 14
+        gone = False
+        await pass_time(rig, 180)
+
+    attempts = [each.attempts for each in rig.store.deliveries.kept.values()]
+    assert all(each.state is DeliveryState.DELIVERED for each in rig.store.deliveries.kept.values())
+    assert sum(attempts) == len(sender.sent) == 40 + tried
+    assert max(attempts) == 2
+
+
+async def test_a_callback_that_comes_too_late_is_not_sent() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    await ask(rig, due_s=1, callback=replace(CALLBACK, expires_after=timedelta(seconds=60)))
+    rig.clock.advance(100)
+
+    async with rig.running():
+        await pass_time(rig, 1)
+
+    assert sender.sent == []
+    assert state(rig) is DeliveryState.FAILED
+
+
+async def test_what_waited_before_the_start_is_sent_at_the_start() -> None:
+    first = Rig(sender=(sender := ScriptedSender()))
+    await ask(first, due_s=0)
+    sender.hang()
+    async with first.running():
+        await first.clock.until_rest()
+        assert sender.under_way == 1
+        first.service.stop()
+        sender.go_on()
+    kept = first.store.deliveries.kept[ACME, call("order-1")]
+    assert kept.state is DeliveryState.DELIVERED
+
+
+async def test_a_request_that_outlives_the_stop_is_left_to_the_next_start() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    await ask(rig, due_s=0)
+    sender.hang()
+    task = asyncio.ensure_future(rig.service.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await sender.received(1)
+
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert state(rig) is DeliveryState.WAITING
+    again = Rig(sender=(second := ScriptedSender()), store=rig.store)
+    async with again.running():
+        await again.clock.until_rest()
+    assert [request.id for request in second.sent] == [request.id for request in sender.sent]
+
+
+class _BusyDeliveries(MemoryDeliveries):
+    """Deliveries whose outcomes cannot be kept for a while."""
+
+    refused = 3
+
+    async def finish(self, finished: Sequence[Finished]) -> int:
+        if self.refused:
+            self.refused -= 1
+            raise StoreBusy("busy")
+        return await super().finish(finished)
+
+
+async def test_an_outcome_that_cannot_be_kept_is_kept_later_and_not_sent_again() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    busy = _BusyDeliveries(rig.store.timers)
+    rig.store.deliveries = busy
+    rig = Rig(sender=sender, store=rig.store)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        assert state(rig) is DeliveryState.WAITING
+        assert "deliveries" in rig.service.health().problems
+        await pass_time(rig, 2 * POLL_S)
+        assert rig.service.health().problems == {}
+
+    assert (len(sender.sent), state(rig)) == (1, DeliveryState.DELIVERED)
+
+
+async def test_a_replay_is_sent_at_once() -> None:
+    answers = iter([Answered(410), Answered(200)])
+    sender = ScriptedSender(lambda _: next(answers))
+    rig = Rig(sender=sender)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        assert state(rig) is DeliveryState.FAILED
+        await rig.store.deliveries.replay(DeliveryQuery(ACME), rig.clock.now())
+        assert rig.service.callbacks is not None
+        rig.service.callbacks.delivering.handed_over(rig.clock.now())
+        await rig.clock.until_rest()
+
+    assert [request.attempt for request in sender.sent] == [1, 2]
+    assert sender.sent[0].id == sender.sent[1].id
+
+
+async def test_an_abandoned_callback_is_not_tried_again() -> None:
+    sender = ScriptedSender(lambda _: TimedOut(timedelta(seconds=30)))
+    rig = Rig(sender=sender)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        await rig.store.deliveries.abandon((ACME, call("order-1")), rig.clock.now())
+        await pass_time(rig, 60)
+
+    assert len(sender.sent) == 1
+
+
+async def test_thousands_of_callbacks_of_one_receiver_are_all_sent_once() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender, batch_size=1_000)
+    for n in range(3_000):
+        await ask(rig, f"order-{n:04}", 0)
+
+    async with rig.running():
+        await pass_time(rig, 20, 0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(sender.sent) < 3_000:
+                rig.clock.advance(0.01)
+                await asyncio.sleep(0)
+
+    assert Counter(request.service_call_id for request in sender.sent).most_common(1)[0][1] == 1
+    assert all(each.state is DeliveryState.DELIVERED for each in rig.store.deliveries.kept.values())
+
+
+async def test_cancelled_means_that_no_request_is_ever_sent() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    names = [f"order-{n}" for n in range(50)]
+    for n, name in enumerate(names):
+        await ask(rig, name, n / 10)
+    cancelled = []
+
+    async with rig.running():
+        for n, name in enumerate(names):
+            rig.clock.advance(0.1)
+            for _ in range(n % 7):
+                await asyncio.sleep(0)
+            [decided] = await rig.store.decide([cancel(name, number=1)], rig.clock.now())
+            cancelled += [name] if decided.outcome is Outcome.CANCELLED else []
+        await pass_time(rig, 10)
+
+    sent = {str(request.service_call_id) for request in sender.sent}
+    assert not sent & set(cancelled)
+    assert sent | set(cancelled) == set(names)
