@@ -99,14 +99,14 @@ class _AnsweringClient:
     def becomes_empty(self) -> None:
         self._state, self._listed = {"messages": 0, "first_seq": 9, "last_seq": 8}, 0
 
-    async def publish_all(self, requests: list[Outgoing], inbox: str) -> list[int]:
+    async def publish_all(self, requests: list[Outgoing], replies: list[str]) -> list[int]:
         self.asked.append(len(requests))
-        for number, request in enumerate(requests):
+        for reply, request in zip(replies, requests, strict=True):
             # Subjects are told only where they are asked for.
             told = {"timer.commands.acme.ScheduleTimer": 1} if request.body and self._listed else {}
             state, total = {**self._state, "subjects": told}, self._listed if request.body else 0
             body = json.dumps({"created": "today", "total": total, "state": state}).encode()
-            await self._answer(Msg(_client=None, subject=f"{inbox}.{number}", data=body))  # type: ignore[arg-type]
+            await self._answer(Msg(_client=None, subject=reply, data=body))  # type: ignore[arg-type]
         return []
 
 

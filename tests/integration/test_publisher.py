@@ -4,13 +4,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import nats
 import pytest
+from nats.js.api import DiscardPolicy, StreamConfig
 
 from tests.support.broker import NatsServer, told
 from tests.support.patience import PATIENCE_S
-from timer_service.adapters.nats.client import PART_BYTES, Outgoing, TolerantClient
+from timer_service.adapters.nats.client import PART_BYTES, Outgoing, TolerantClient, head_of
 from timer_service.adapters.nats.connecting import close
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.ports.event_sink import Published
@@ -60,7 +62,7 @@ async def new_publisher(client: TolerantClient, stream: str, timeout_s: float = 
 
 @pytest.mark.parametrize("messages", [10, 16_000])
 async def test_a_publication_ends_in_time_on_a_socket_that_nobody_reads(messages: int) -> None:
-    outgoing = [Outgoing("timer.events.acme.DueTimeReached", b"x" * 1_000, {"a": "b"})] * messages
+    outgoing = [Outgoing("timer.events.acme.DueTimeReached", b"x" * 1_000, head_of({"a": "b"}))] * messages
     async with deaf_server() as url:
         client = TolerantClient()
         await client.connect(url, allow_reconnect=False)
@@ -117,3 +119,91 @@ async def test_a_forged_confirmation_is_not_believed(shared_broker: NatsServer, 
 
     assert not believed
     assert result.outcome is Published.CONFIRMED
+
+
+# Fast-ingest batches
+
+
+async def new_stream(client: TolerantClient, name: str, **config: Any) -> Publisher:
+    await client.jetstream().add_stream(
+        StreamConfig(name=name, subjects=[f"{name}.>"], **{"allow_batched": True, **config})
+    )
+    publisher = Publisher(frozenset({name}), lambda: None, PATIENCE_S, min_batched=2)
+    await publisher.start(client)
+    return publisher
+
+
+def numbered(prefix: str, count: int, body: bytes = b"x") -> list[Outgoing]:
+    return [Outgoing(f"{prefix}.{n}", body, head_of({"Nats-Msg-Id": f"{prefix}-{n}"})) for n in range(count)]
+
+
+@pytest.fixture
+async def client(shared_broker: NatsServer) -> AsyncIterator[TolerantClient]:
+    connected = TolerantClient()
+    await connected.connect(shared_broker.url)
+    yield connected
+    await close(connected)
+
+
+async def stored(client: TolerantClient, name: str) -> int:
+    return (await client.jetstream().stream_info(name)).state.messages
+
+
+async def test_a_batch_is_confirmed_whole_and_what_is_there_already_is_dropped(
+    client: TolerantClient, prefix: str
+) -> None:
+    publisher = await new_stream(client, prefix)
+    events = numbered(prefix, 2_500)
+
+    first = await publisher.publish(events[::2], batched=True)
+    again = await publisher.publish(events, batched=True)
+
+    assert {result.outcome for result in (*first, *again)} == {Published.CONFIRMED}
+    assert (len(first), len(again)) == (1_250, 2_500)
+    assert await stored(client, prefix) == 2_500
+
+
+@pytest.mark.parametrize("place", [0, 7, 19], ids=["first", "in the middle", "last"])
+async def test_an_event_that_the_stream_rejects_fails_alone(
+    client: TolerantClient, prefix: str, place: int
+) -> None:
+    publisher = await new_stream(client, prefix, max_msg_size=500)
+    events = numbered(prefix, 20)
+    events[place] = Outgoing(f"{prefix}.{place}", b"x" * 1_000)
+
+    results = await publisher.publish(events, batched=True)
+
+    expected = [Published.CONFIRMED] * 20
+    expected[place] = Published.REJECTED
+    assert [result.outcome for result in results] == expected
+    assert await stored(client, prefix) == 19
+
+
+async def test_a_stream_that_becomes_full_says_which_it_has(client: TolerantClient, prefix: str) -> None:
+    publisher = await new_stream(client, prefix, max_msgs=5, discard=DiscardPolicy.NEW)
+
+    results = await publisher.publish(numbered(prefix, 20), batched=True)
+
+    taken = [result.outcome for result in results].count(Published.CONFIRMED)
+    assert {result.outcome for result in results[5:]} == {Published.STREAM_REFUSED}
+    assert taken == await stored(client, prefix) == 5
+
+
+async def test_a_stream_without_batches_is_served_one_by_one(client: TolerantClient, prefix: str) -> None:
+    publisher = await new_stream(client, prefix, allow_batched=None)
+
+    results = await publisher.publish(numbered(prefix, 20), batched=True)
+
+    assert {result.outcome for result in results} == {Published.CONFIRMED}
+    assert await stored(client, prefix) == 20
+
+
+async def test_a_subject_of_no_stream_fails_alone(client: TolerantClient, prefix: str) -> None:
+    publisher = await new_stream(client, prefix)
+    events = numbered(prefix, 20)
+    events[7] = Outgoing(f"{prefix}-elsewhere", b"x")
+
+    results = await publisher.publish(events, batched=True)
+
+    assert [n for n, result in enumerate(results) if result.outcome is not Published.CONFIRMED] == [7]
+    assert await stored(client, prefix) == 19

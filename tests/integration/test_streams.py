@@ -56,7 +56,7 @@ async def ensured(jetstream: JetStreamContext, prefix: str) -> list[Finding]:
 
 
 def of_ours(config: StreamConfig) -> dict[str, Any]:
-    names = "subjects retention discard storage duplicate_window max_age max_msgs max_bytes"
+    names = "subjects retention discard storage duplicate_window max_age max_msgs max_bytes allow_batched"
     return {name: getattr(config, name) for name in f"{names} max_msgs_per_subject no_ack".split()}
 
 
@@ -68,7 +68,7 @@ async def test_the_streams_are_made_as_documented(line: NatsLine, jetstream: Jet
         for name in ("COMMANDS", "EVENTS", "DEADLETTER")
     }
 
-    common = {**unlimited, "storage": StorageType.FILE, "no_ack": False}
+    common = {**unlimited, "storage": StorageType.FILE, "no_ack": False, "allow_batched": None}
     assert found == {
         "COMMANDS": {
             **common,
@@ -81,6 +81,7 @@ async def test_the_streams_are_made_as_documented(line: NatsLine, jetstream: Jet
         "EVENTS": {
             **common,
             "subjects": [f"{line.prefix}.events.>"],
+            "allow_batched": True,
             "retention": RetentionPolicy.LIMITS,
             "discard": DiscardPolicy.OLD,
             "duplicate_window": 120.0,

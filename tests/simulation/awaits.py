@@ -33,6 +33,7 @@ WATCHED = (
     "adapters/sqlite/schema.py",
     "adapters/nats/answers.py",
     "adapters/nats/backlog.py",
+    "adapters/nats/batches.py",
     "adapters/nats/bus.py",
     "adapters/nats/connecting.py",
     "adapters/nats/inbox.py",

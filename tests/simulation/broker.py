@@ -4,12 +4,13 @@ import asyncio
 import json
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from tests.simulation.fast_ingest import BEGIN, END, FastIngest, Place
 from tests.simulation.loop import VirtualLoop
 
 COMMANDS, EVENTS, LETTERS = "TIMER_COMMANDS", "TIMER_EVENTS", "TIMER_DEADLETTER"
@@ -60,7 +61,11 @@ class Stream:
     losses: int = 0
     """How often its newest messages were lost."""
     full: bool = False
+    batches: FastIngest = field(init=False)
     _ids: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batches = FastIngest(self.name)
 
     def store(self, message: Message, now: float) -> tuple[Stored | None, int]:
         """Keep a message unless its id was seen lately; return it and its sequence."""
@@ -84,7 +89,8 @@ class Stream:
         return stored, self.last_sequence
 
     def recover(self) -> None:
-        """Remember the ids of what is still there, and no others."""
+        """Remember the ids of what is still there, and no others; know no batch."""
+        self.batches.forget()
         self._ids = {
             stored.headers["Nats-Msg-Id"]: (stored.stored_at, sequence)
             for sequence, stored in self.messages.items()
@@ -141,6 +147,9 @@ class BrokerFaults:
     late_by_s: float = 0.0
     lost_statuses: bool = False
     """A pull that runs out ends without a word."""
+    failing_in_batches: float = 0.0
+    """The share of messages in batches that the disk does not take; each gets its error, and the last answer
+    counts them all the same."""
     events_full: bool = False
     letters: str = ""
     """Why no letter is taken: `full`, `forbidden` or `silent`."""
@@ -165,6 +174,8 @@ class Broker:
         self.faults = BrokerFaults()
         self.latency_s = 0.001
         self.up = True
+        self.takes_batches = True
+        """Whether streams that allow it confirm many messages at once; an old server's do not."""
         self.streams: dict[str, Stream] = {}
         self.consumer: Consumer | None = None
         self.links: list[Link] = []
@@ -326,32 +337,49 @@ class Broker:
             if message.reply:
                 link.down(_status(message.reply, "503", ""))
             return
+        place = Place.of(message.reply)
+        if place is not None and not self._is_next_of_batch(link, stream, message, place):
+            return
         full = (self.faults.events_full and name == EVENTS) or (self.faults.letters and name == LETTERS)
         if stream.full or full:
-            answer = {
-                "stream": name,
-                "error": {"code": 503, "err_code": 10077, "description": "maximum messages exceeded"},
-            }
-            link.down(Message(message.reply, json.dumps(answer).encode()))
+            error = {"code": 503, "err_code": 10077, "description": "maximum messages exceeded"}
+            alone = [{"stream": name, "error": error}]
+            for answer in alone if place is None else stream.batches.refuse(place, error):
+                link.down(Message(message.reply, json.dumps(answer).encode()))
             return
         stored, sequence = stream.store(message, self.loop.time())
         if name == EVENTS:
             self.watcher.event_stored(message, duplicate=stored is None)
         elif name == LETTERS and stored is not None:
             self.watcher.letter_stored(message)
-        if message.reply:
-            self._confirm(link, message, str(name), sequence, duplicate=stored is None)
+        if place is not None and place.operation == BEGIN:
+            link.down(Message(message.reply, b'{"type":"ack","seq":0,"msgs":500}'))
+        elif place is not None and place.operation == END:
+            self._confirm(link, message, stream.batches.end(place.batch, sequence))
+        elif place is None and message.reply:
+            duplicate = {"duplicate": True} if stored is None else {}
+            self._confirm(link, message, {"stream": name, "seq": sequence, **duplicate})
 
-    def _confirm(
-        self, link: "Link", message: Message, stream: str, sequence: int, *, duplicate: bool
-    ) -> None:
+    def _is_next_of_batch(self, link: "Link", stream: Stream, message: Message, place: Place) -> bool:
+        """Take a message in a batch, or say why not."""
+        batches, faults = stream.batches, self.faults
+        takes_batches = bool(stream.config.allow_batched) and self.takes_batches
+        answers = batches.admit(place) if takes_batches else [batches.disabled()]
+        if not answers and faults.failing_in_batches and self.random.random() < faults.failing_in_batches:
+            answers = [{"stream": stream.name, "error": {"err_code": 10077, "description": "no space left"}}]
+            if place.operation == END:
+                batches.end(place.batch)  # Then nothing else is answered.
+        for answer in answers:
+            self.watcher.note(f"broker: {place} is answered with {answer}")
+            if "batch" in answer or self.random.random() >= faults.lost_confirmations:
+                link.down(Message(message.reply, json.dumps(answer).encode()))
+        return not answers
+
+    def _confirm(self, link: "Link", message: Message, answer: Mapping[str, Any]) -> None:
         chance, faults = self.random.random, self.faults
         if faults.lost_confirmations and chance() < faults.lost_confirmations:
             self.watcher.note(f"broker: confirmation of {message.subject} lost")
             return
-        answer: dict[str, Any] = {"stream": stream, "seq": sequence}
-        if duplicate:
-            answer["duplicate"] = True
         late_s = 0.0
         if faults.late_confirmations and chance() < faults.late_confirmations:
             late_s = chance() * faults.late_by_s

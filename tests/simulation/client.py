@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -108,10 +108,11 @@ class SimulatedClient:
         if self._nats.broker.random.random() < self._nats.suspends:
             await asyncio.sleep(0)
 
-    async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
-        for number, (subject, body, headers) in enumerate(messages):
-            reply = f"{inbox}.{number}" if inbox else ""
-            await self.publish(subject, body, reply, dict(headers) if headers else None)
+    async def publish_all(
+        self, messages: Iterable[Outgoing], replies: Sequence[str] | None = None
+    ) -> list[int]:
+        for number, (subject, body, head) in enumerate(messages):
+            await self.publish(subject, body, replies[number] if replies else "", _headers(head))
         return []
 
     def deliver_at_once(self, subscription: "_Subscription") -> None:
@@ -319,6 +320,11 @@ class _JetStream:
         if ended is not None:
             return SimpleNamespace(ack_floor=SimpleNamespace(consumer_seq=ended))
         raise NotFoundError(code=404, err_code=10059, description="stream not found")
+
+
+def _headers(head: bytes) -> dict[str, str] | None:
+    lines = head.decode().split("\r\n")[1:-2]
+    return dict(line.split(": ", 1) for line in lines) or None
 
 
 def _described(stream: Stream | None) -> bytes:

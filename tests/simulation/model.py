@@ -296,7 +296,7 @@ class Model:
 
     def _check_order(self, reply: str, due_ms: int) -> None:
         """Check that what goes out together goes out oldest first."""
-        batch = reply.rpartition(".")[0]
+        batch = reply.rsplit(".", 3)[0] if reply.endswith(".$FI") else reply.rpartition(".")[0]
         last_batch, last_due_ms = self._last_sent
         if batch == last_batch and due_ms < last_due_ms:
             self._violated("I7", f"a timer due at {due_ms} goes out after one due at {last_due_ms}")
@@ -382,8 +382,25 @@ class Model:
                 self._violated("I3", f"{firing} was published, and the process stopped without marking it")
 
     def confirmation_arrived(self, inbox: str, body: bytes) -> None:
-        send = self._awaited.pop(inbox, None)
-        if send is not None and b'"error"' not in body and body:
+        if inbox.endswith(".$FI"):
+            self._batch_answered(inbox, body)
+        elif b'"error"' not in body and body:
+            self._confirmed(self._awaited.pop(inbox, None))
+
+    def _batch_answered(self, inbox: str, body: bytes) -> None:
+        """Take a batch for confirmed if no error came, and its last answer counts all that were sent."""
+        stem, number, _, _ = inbox.rsplit(".", 3)
+        answer = json.loads(body or "{}")
+        if answer.get("type") == "ack":
+            return
+        sent = [reply for reply in self._awaited if reply.rsplit(".", 3)[0] == stem]
+        sends = [self._awaited.pop(reply) for reply in sent]
+        if "batch" in answer and answer["count"] == len(sends) == int(number):
+            for send in sends:
+                self._confirmed(send)
+
+    def _confirmed(self, send: _Send | None) -> None:
+        if send is not None:
             send.confirmed_at = self.around.now()
             # What was changed while its event was on its way is never marked.
             if self._sends[send.firing] is send and self._is_known(send) and self._is_pending(send.firing):

@@ -105,6 +105,8 @@ class Plan:
     catch_up: str = "30s"
     log_limit_bytes: int = SMALL_LOG_BYTES
     fresh_database: bool = False
+    takes_batches: bool = True
+    """Whether the broker confirms many events at once."""
     settled_at_least_s: float = 11.0
     """Longer than an acknowledgement is waited for, so that what comes again comes now."""
     is_probed: bool = True
@@ -169,6 +171,7 @@ def make_plan(seed: int) -> Plan:
         fresh_database=random.random() < 0.1,
         # From a source of its own, so that the other choices of a seed stay what they were.
         catch_up=Random(f"catch-up-{seed}").choice(("30s", "30s", "30s", "1s", "5s")),
+        takes_batches=Random(f"batches-{seed}").random() < 0.7,
     )
     calm = random.random() < 0.25
     if calm:
@@ -180,6 +183,7 @@ def make_plan(seed: int) -> Plan:
     if not calm:
         _add_faults(random, plan, lasts)
         _add_letter_fault(Random(f"letters-{seed}"), plan)
+        _add_batch_fault(Random(f"failing-{seed}"), plan)
     if seed % CROWDED == 4:
         _add_crowd(Random(f"crowd-{seed}"), plan, lasts)
     if seed % SILENT == 7:
@@ -457,6 +461,17 @@ def _add_letter_fault(random: Random, plan: Plan) -> None:
         return
     kind = random.choice(("letters full", "letters forbidden", "letters silent"))
     fault = Fault(max(0.0, random.choice(refused) - random.random()), kind, random.choice((2.0, 10.0, 40.0)))
+    plan.faults.append(fault)
+    plan.faults.sort(key=lambda fault: fault.at)
+    plan.ends_at = max(plan.ends_at, fault.at + fault.lasts)
+
+
+def _add_batch_fault(random: Random, plan: Plan) -> None:
+    """Let the broker take some events of a batch and not others for a while."""
+    if random.random() < 0.7:
+        return
+    at = random.choice([sending.at for sending in plan.sendings] or [2.0])
+    fault = Fault(at, "failing in batches", random.choice((2.0, 20.0)), size=random.choice((0.1, 0.5)))
     plan.faults.append(fault)
     plan.faults.sort(key=lambda fault: fault.at)
     plan.ends_at = max(plan.ends_at, fault.at + fault.lasts)

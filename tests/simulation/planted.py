@@ -13,7 +13,7 @@ from uuid import UUID
 from tests.simulation import process
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
-from timer_service.adapters.nats import inbox, letters, positions
+from timer_service.adapters.nats import batches, inbox, letters, positions, publisher
 from timer_service.adapters.sqlite import exclusion, looks, marks, statements, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import messages
@@ -84,11 +84,11 @@ def _together(*changes: Change) -> Change:
 def _fresh_id() -> Change:
     numbers = itertools.count(1)
 
-    def fresh(event: messages.DueTimeReached) -> UUID:
+    def fresh(event: messages.DueTimeReached) -> str:
         due_ms = max(messages.epoch_ms(event.due_at), 0)
-        return UUID(int=due_ms << 80 | 0x7 << 76 | 0b10 << 62 | next(numbers))
+        return str(UUID(int=due_ms << 80 | 0x7 << 76 | 0b10 << 62 | next(numbers)))
 
-    return replaced(messages.DueTimeReached, "id", property(fresh))
+    return replaced(messages.DueTimeReached, "id_text", property(fresh))
 
 
 def _first_epoch(created_us: int) -> StreamEpoch:
@@ -283,6 +283,14 @@ PLANTED: dict[str, Callable[[], Change]] = {
             ("confirmed=[e for e, r in answers if ", "confirmed=[e for e, r in answers if True or "),
         ),
         _as_imported(fire_due_timers, "publish_due_timers", by=fire),
+    ),
+    "an error inside a batch is forgotten": lambda: rewritten(
+        batches.Batches, "_on_answer", ('if "error" in answer or', "if")
+    ),
+    "a batch that the broker left open counts as confirmed": lambda: rewritten(
+        publisher.Publisher,
+        "_publish_batch",
+        ("            self._singly_until = now_s() + SINGLY_FOR_S", "            return _CONFIRMED"),
     ),
     "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
     "a silent command stream is waited for forever": lambda: rewritten(

@@ -102,7 +102,9 @@ def parts_of(machine: Machine) -> Parts:
     """Return what the service is built from on the simulated machine."""
     wall = machine.wall
     make_client = cast("type[TolerantClient]", machine.nats)
-    means = NatsMeans(session=SessionMeans(make_client=make_client, elapsed_s=machine.loop.time))
+    means = NatsMeans(
+        session=SessionMeans(make_client=make_client, elapsed_s=machine.loop.time), min_batched=2
+    )
     # So small that a few tenants and timers take several looks to be known.
     limits = SqliteLimits(max_scanned_rows=3, max_visited_tenants=2, max_log_bytes=machine.log_limit_bytes)
     open_sqlite = partial(open_sqlite_store, driver=machine.disk.connect, limits=limits)

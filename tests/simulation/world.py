@@ -79,6 +79,7 @@ class World:
         self.random = Random(f"world-{plan.seed}")
         self.broker = Broker(self.loop, Random(f"net-{plan.seed}"), self, self._epoch_us)
         self.broker.latency_s = plan.net_latency_s
+        self.broker.takes_batches = plan.takes_batches
         self.disk = Disk(
             self.loop, folder, Random(f"disk-{plan.seed}"), None if plan.fresh_database else template
         )
@@ -450,6 +451,7 @@ class World:
         "jetstream away": lambda self, fault: self._broker_fault(jetstream_away=True),
         "commands silent": _silence,
         "slow network": lambda self, fault: self._broker_fault(slow_s=fault.size),
+        "failing in batches": lambda self, fault: self._broker_fault(failing_in_batches=fault.size),
         "events full": lambda self, fault: self._broker_fault(events_full=True),
         "forbidden": lambda self, fault: self._broker_fault(forbidden_tenants={"acme"}),
         "letters full": lambda self, fault: self._broker_fault(letters="full"),

@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import nats
@@ -321,4 +322,11 @@ async def nats_line(
         await wire.cut()
 
 
-BUSES = {"memory": memory_line, "nats": nats_line}
+OpenLine = Callable[[Callable[[], NatsServer], str, ManualClock, float], AbstractAsyncContextManager[Line]]
+
+BUSES: dict[str, OpenLine] = {
+    "memory": memory_line,
+    "nats": nats_line,
+    # So small that one event is a batch, too.
+    "nats in batches": partial(nats_line, means=NatsMeans(min_batched=1)),
+}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from timer_service.adapters.endpoints import ApiError
-from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, head_of
 from timer_service.adapters.nats.refusals import MAX_UNSENT, Refusals, error_headers
 
 
@@ -27,7 +27,7 @@ async def test_what_is_told_together_goes_out_in_one_piece() -> None:
     await refusals.flush(cast("TolerantClient", client))
     await refusals.flush(cast("TolerantClient", client))
 
-    assert client.sent == [[Outgoing(f"_INBOX.{n}", b"", headers) for n in range(3)]]
+    assert client.sent == [[Outgoing(f"_INBOX.{n}", b"", head_of(headers)) for n in range(3)]]
     assert headers == {
         "Nats-Service-Error-Code": "429",
         "Nats-Service-Error": "too many",
@@ -74,7 +74,7 @@ async def test_without_a_connection_they_are_forgotten_and_the_next_ones_are_sen
         await asyncio.sleep(0)
     sender.cancel()
 
-    assert client.sent == [[Outgoing("_INBOX.2", b"", {})]]
+    assert client.sent == [[Outgoing("_INBOX.2", b"", head_of({}))]]
 
 
 async def test_a_socket_that_takes_nothing_more_stops_no_later_error() -> None:

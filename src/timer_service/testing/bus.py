@@ -134,7 +134,7 @@ class MemoryEventBus:
             return PublishResult(Published.REJECTED, "no stream takes this subject")
         if self.events_full:
             return PublishResult(Published.STREAM_REFUSED, "maximum messages exceeded")
-        message_id = str(event.id)
+        message_id = event.id_text
         self.events.setdefault(message_id, (subject, codec.encode_event(event, message_id)))
         return PublishResult(Published.CONFIRMED)
 

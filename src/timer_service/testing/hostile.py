@@ -1,5 +1,6 @@
 """Deliver as badly as a broker may: twice, out of order, and what is out of date as well."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +15,7 @@ from timer_service.ports.event_sink import PublishResult
 MAX_LATE: Final = 1_000
 """Copies that are kept for a later batch."""
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_MESSAGE_ID: Final = re.compile(rb"Nats-Msg-Id: [^\r]*")
 
 
 class HostileEventSink(NatsEventSink):
@@ -44,8 +46,8 @@ class HostileEventSink(NatsEventSink):
     def _copy(self, message: Outgoing) -> Outgoing:
         """Return the same message in the broker's eyes another one."""
         self._copies += 1
-        headers = {**(message.headers or {}), "Nats-Msg-Id": f"hostile-{id(self)}-{self._copies}"}
-        return message._replace(headers=headers)
+        named = f"Nats-Msg-Id: hostile-{id(self)}-{self._copies}".encode()
+        return message._replace(head=_MESSAGE_ID.sub(named, message.head))
 
 
 def _stale(event: Event) -> Event:

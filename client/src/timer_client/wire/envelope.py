@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -155,6 +156,10 @@ def write_command(
     return write_json({**envelope, "payload": payload})
 
 
+_format_moment: Final = lru_cache(maxsize=8)(format_time)
+"""All of a batch are reached at one moment."""
+
+
 def write_event(
     event_type: str,
     *,
@@ -174,7 +179,7 @@ def write_event(
         f'{{"id":"{message_id}","type":"{event_type}","tenantId":"{tenant_id}",'
         f'"timestampMs":{timestamp_ms},"aggregateId":{call},{correlation}"payload":{{'
         f'"_tag":"{event_type}","tenantId":"{tenant_id}","serviceCallId":{call},'
-        f'"dueAt":"{format_time(due_at)}","{_MOMENTS[event_type]}":"{format_time(at)}",'
+        f'"dueAt":"{format_time(due_at)}","{_MOMENTS[event_type]}":"{_format_moment(at)}",'
         f'"generation":{generation}}}}}'
     ).encode()
 

@@ -79,7 +79,7 @@ def parse_time(text: str) -> datetime:
 
 def format_time(moment: datetime) -> str:
     """Write a UTC time with three decimals and `Z`."""
-    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
+    return moment.isoformat("T", "milliseconds")[:23] + "Z"
 
 
 def _offset(sign: str, hours: int, minutes: int) -> timedelta:

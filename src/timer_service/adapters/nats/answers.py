@@ -59,7 +59,8 @@ class Answers(Generic[T]):
         try:
             # A wait without a limit would hold the group forever once the broker is gone.
             async with asyncio.timeout(timeout_s):
-                for index in await self._client.publish_all(messages, f"{self._inbox}.{number}"):
+                replies = [f"{self._inbox}.{number}.{index}" for index in range(len(messages))]
+                for index in await self._client.publish_all(messages, replies):
                     group.settle(index, self._too_large)
                 await group.settled
         except TimeoutError:

@@ -13,7 +13,7 @@ from timer_service.adapters.nats.letters import MAX_DELAY_S, LetterLimits, Lette
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.positions import CommandPositions
-from timer_service.adapters.nats.publisher import CONFIRM_TIMEOUT_S, Publisher
+from timer_service.adapters.nats.publisher import CONFIRM_TIMEOUT_S, MIN_BATCHED, Publisher
 from timer_service.adapters.nats.replies import Replies
 from timer_service.adapters.nats.session import Session, SessionMeans, SessionPart, SessionParts, Signals
 from timer_service.adapters.nats.sink import NatsEventSink
@@ -29,10 +29,11 @@ class NatsMeans:
 
     session: SessionMeans = field(default_factory=SessionMeans)
     confirm_timeout_s: float = CONFIRM_TIMEOUT_S
+    min_batched: int = MIN_BATCHED
     letter_limits: LetterLimits = field(default_factory=LetterLimits)
     delays_from: Callable[[], datetime] | None = None
     """From when the delay of a command counts; None for the broker's time of storing."""
-    make_sink: Callable[[NatsOptions, Publisher, Outage], NatsEventSink] = NatsEventSink
+    make_sink: Callable[[NatsOptions, Publisher, Outage, Callable[[], bool]], NatsEventSink] = NatsEventSink
 
 
 USUAL_MEANS: Final = NatsMeans()
@@ -56,7 +57,8 @@ class NatsBus:
         outage, signals = Outage(options.connect["servers"]), Signals()
         streams = wanted_streams(options, letters_repeated_within_s=options.ack_wait_s + MAX_DELAY_S)
         published_to = frozenset({streams.events.name, streams.letters.name})
-        publisher = Publisher(published_to, signals.stream_missing.set, means.confirm_timeout_s)
+        missing, limit_s = signals.stream_missing.set, means.confirm_timeout_s
+        publisher = Publisher(published_to, missing, limit_s, min_batched=means.min_batched)
         questions = BacklogQuestions(options)
         self.positions = positions = CommandPositions(epochs, clock)
         self._replies = replies = Replies(positions)
@@ -65,7 +67,9 @@ class NatsBus:
         self.inbox = Inbox(
             options, positions, replies, self.letters, outage, signals.over, elapsed_s, means.delays_from
         )
-        self.sink = means.make_sink(options, publisher, outage)
+        self.sink = means.make_sink(
+            options, publisher, outage, lambda: self.session.streams.takes_batches(streams.events.name)
+        )
         self.source = NatsCommandSource(
             options, outage, positions, questions, self.inbox, replies, meet_history
         )

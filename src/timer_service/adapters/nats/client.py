@@ -10,7 +10,7 @@ message. Bulk messages take a shorter path here: `publish_all` out, `deliver_at_
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +38,14 @@ class Outgoing(NamedTuple):
 
     subject: str
     body: bytes
-    headers: Mapping[str, str] | None = None
+    head: bytes = b""
+    """The headers as they are sent, from `head_of`; nothing if there are none."""
+
+
+def head_of(headers: Mapping[str, str]) -> bytes:
+    """Return headers as they are sent."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
 class TolerantClient(Client):
@@ -50,10 +57,12 @@ class TolerantClient(Client):
         self.told_servers: tuple[str, ...] = ()
         """The addresses of the cluster, as the server last announced them."""
 
-    async def publish_all(self, messages: Iterable[Outgoing], inbox: str | None = None) -> list[int]:
-        """Send messages in as few pieces as possible; each is answered on its own number below the inbox.
+    async def publish_all(
+        self, messages: Iterable[Outgoing], replies: Sequence[str] | None = None
+    ) -> list[int]:
+        """Send messages in as few pieces as possible, each to be answered on its own subject.
 
-        Returns the numbers of those that are too large: the server would end the connection over them. It
+        Returns which of them are too large: the server would end the connection over them. It
         waits only where there is more than a part, and can be cancelled then: nats-py's own way to the socket
         swallows a cancellation.
         """
@@ -62,9 +71,8 @@ class TolerantClient(Client):
         commands: list[bytes] = []
         too_large: list[int] = []
         gathered = 0
-        for number, (subject, body, headers) in enumerate(messages):
-            reply = f"{inbox}.{number}" if inbox else ""
-            head = _head(headers) if headers else b""
+        for number, (subject, body, head) in enumerate(messages):
+            reply = replies[number] if replies else ""
             size = len(head) + len(body)
             if size > self.max_payload:
                 too_large.append(number)
@@ -153,8 +161,3 @@ class TolerantClient(Client):
             found: Mapping[str, str] | None = await super()._process_headers(headers)
             return None if found is None else dict(found)
         return None
-
-
-def _head(headers: Mapping[str, str]) -> bytes:
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    return f"NATS/1.0\r\n{lines}\r\n".encode()

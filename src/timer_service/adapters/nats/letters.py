@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from timer_service.adapters import codec
-from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, head_of
 from timer_service.adapters.nats.incoming import Incoming
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.publisher import Publisher
@@ -229,7 +229,7 @@ class Letters:
         return Outgoing(
             self._subjects.dead_letter(self._subjects.tenant_of(refusal.subject)),
             letter,
-            {"Nats-Msg-Id": f"{self._stream}-{position.stream_created_us}-{position.sequence}"},
+            head_of({"Nats-Msg-Id": f"{self._stream}-{position.stream_created_us}-{position.sequence}"}),
         )
 
     def _forget_before(self, now: float) -> None:

@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 
 from timer_service.adapters.endpoints import ApiError
-from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, head_of
 
 RETRY_HEADER: Final = "Retry-After"
 MAX_UNSENT: Final = 10_000
@@ -47,7 +47,7 @@ class Refusals:
     def tell(self, reply: str, headers: dict[str, str]) -> None:
         """Send an error with the next ones at hand; beyond all bounds it is dropped."""
         if len(self._unsent) < MAX_UNSENT:
-            self._unsent.append(Outgoing(reply, b"", headers))
+            self._unsent.append(Outgoing(reply, b"", head_of(headers)))
             self._arrived.set()
 
     async def keep_sending(self, client: Callable[[], TolerantClient | None]) -> None:

@@ -1,9 +1,9 @@
 """Events to the event stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from timer_service.adapters import codec
-from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, head_of
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.publisher import Publisher
@@ -14,10 +14,13 @@ from timer_service.ports.event_sink import PublishResult
 class NatsEventSink:
     """The event sink on JetStream; it works wherever the event stream does."""
 
-    def __init__(self, options: NatsOptions, publisher: Publisher, outage: Outage) -> None:
+    def __init__(
+        self, options: NatsOptions, publisher: Publisher, outage: Outage, may_batch: Callable[[], bool]
+    ) -> None:
         self._subjects = options.subjects
         self._publisher = publisher
         self._outage = outage
+        self._may_batch = may_batch
         self.is_open = False
 
     @property
@@ -31,16 +34,16 @@ class NatsEventSink:
 
     def outgoing(self, event: Event) -> Outgoing:
         """Return the message of an event."""
-        message_id = str(event.id)
+        message_id = event.id_text
         subject = self._subjects.event(event.tenant_id, type(event).__name__)
         body = codec.encode_event(event, message_id)
-        return Outgoing(subject, body, codec.event_headers(event, message_id))
+        return Outgoing(subject, body, head_of(codec.event_headers(event, message_id)))
 
     async def send(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
         """Send messages to the event stream and wait for what becomes of each."""
         if not self.is_open:
             raise self._outage.error()
-        return await self._publisher.publish(messages)
+        return await self._publisher.publish(messages, batched=self._may_batch())
 
     async def start(self, client: TolerantClient) -> None:
         """Publish over this connection from now on."""

@@ -27,6 +27,10 @@ class StreamWatch:
         findings = (finding for stream in self._known.values() for finding in stream.findings)
         return "; ".join(finding.detail for finding in findings if finding.loses_data) or None
 
+    def takes_batches(self, name: str) -> bool:
+        """Return whether a stream confirms many messages at once; a server before 2.14 has none that does."""
+        return name in self._known and bool(self._known[name].config.allow_batched)
+
     def look(self, found: FoundStream) -> None:
         """Compare a stream with what it was; say what is new."""
         before = self._known.get(found.name)

@@ -41,6 +41,8 @@ class WantedStream(NamedTuple):
     max_age_s: float | None = None
     discard: DiscardPolicy = DiscardPolicy.OLD
     duplicate_window_s: float = DUPLICATE_WINDOW_S
+    batched: bool = False
+    """Whether it should confirm many messages at once."""
     min_window_s: float = MIN_DUPLICATE_WINDOW_S
 
 
@@ -71,6 +73,7 @@ def wanted_streams(options: NatsOptions, letters_repeated_within_s: float) -> Wa
             retention=RetentionPolicy.LIMITS,
             rules=stream_rules.EVENTS,
             max_age_s=EVENTS_KEPT_S,
+            batched=True,
         ),
         letters=WantedStream(
             name=names.dead_letters,
@@ -114,6 +117,8 @@ def _config(wanted: WantedStream, replicas: int) -> StreamConfig:
         storage=StorageType.FILE,
         num_replicas=replicas,
         duplicate_window=wanted.duplicate_window_s,
+        # Absent where it is not wanted, as on a server that does not know it.
+        allow_batched=wanted.batched or None,
     )
 
 

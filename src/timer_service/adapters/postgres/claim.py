@@ -172,7 +172,7 @@ class PostgresClaim:
         marked = affected(await connection.execute(_MARK_REACHED, *arguments))
         if self._sink is Sink.HTTP:
             # In the same transaction: a timer is never reached without its delivery, nor the reverse.
-            await connection.execute(OPEN_DELIVERIES, *arguments, [str(event.id) for event in events])
+            await connection.execute(OPEN_DELIVERIES, *arguments, [event.id_text for event in events])
         return marked
 
     async def _mark_and_commit(

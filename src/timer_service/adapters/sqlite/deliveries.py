@@ -271,7 +271,7 @@ async def forget_callbacks(connection: aiosqlite.Connection, keys: Iterable[Time
 
 async def open_deliveries(connection: aiosqlite.Connection, events: Sequence[Event]) -> None:
     """Open the deliveries of timers that were marked; inside the transaction of the marks."""
-    fired = [(*event.key, event.generation, text(event.at), str(event.id)) for event in events]
+    fired = [(*event.key, event.generation, text(event.at), event.id_text) for event in events]
     await connection.execute(OPEN_DELIVERIES, (json.dumps(fired),))
 
 

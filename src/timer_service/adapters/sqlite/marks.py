@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol
 
 import aiosqlite
@@ -47,6 +48,9 @@ WHERE timer_schedules.tenant_id = claimed.tenant_id
   AND +timer_schedules.state = 'Scheduled'
 RETURNING timer_schedules.tenant_id, timer_schedules.service_call_id
 """
+
+_text: Final = lru_cache(maxsize=8)(text)
+"""All of a batch are reached at one moment."""
 
 
 class Changes(Protocol):
@@ -121,7 +125,7 @@ class Marks:
 
     async def _execute(self, mark: _Mark) -> int:
         fired = [
-            (*event.key, event.generation, state_of(event).value, text(event.at)) for event in mark.events
+            (*event.key, event.generation, state_of(event).value, _text(event.at)) for event in mark.events
         ]
         cursor = await self._writer.execute(MARK_REACHED, (json.dumps(fired),))
         if mark.sink is Sink.HTTP:
