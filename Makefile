@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile addresses coverage docs clean
+.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile addresses schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ addresses: install  ## Try ATTEMPTS=10000 times to make a callback go to a denie
 FIRINGS ?= 10000
 hostile: install  ## Deliver FIRINGS=10000 firings twice, out of order and stale to our own consumer
 	HOSTILE_FIRINGS=$(FIRINGS) $(BIN)/pytest -q -s --timeout 3000 tests/integration/test_hostile.py -k our_consumer
+
+EXAMPLES ?= 200
+schema: install  ## Make EXAMPLES=200 requests per operation of the REST API from its own document
+	SCHEMA_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q tests/unit/test_rest_schema.py
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire and NATS adapter; fail below 95 %
 	$(BIN)/coverage erase

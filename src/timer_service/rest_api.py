@@ -14,6 +14,7 @@ from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.compact import CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.listening import listen
+from timer_service.adapters.http.openapi import documents
 from timer_service.adapters.http.rest import compact_routes, delivery_routes, serving_api, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.webhook.keyring import Keyring
@@ -67,8 +68,9 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
         single_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
         single_tenant=settings.api_tenant,
     )
+    routes = (*v1_routes(handlers), *delivery_routes(deliveries), *compact_routes(compact))
     return ApiApp(
-        (*v1_routes(handlers), *delivery_routes(deliveries), *compact_routes(compact)),
+        (*routes, *documents(routes)),
         doorkeeper,
         parts.rate_limit,
         rate=settings.request_rate,

@@ -13,6 +13,7 @@ from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.compact import CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
+from timer_service.adapters.http.openapi import documents
 from timer_service.adapters.http.rest import compact_routes, delivery_routes, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.no_broker import NoBroker
@@ -79,12 +80,13 @@ class Site:
         handlers = TimerHandlers(
             self.timers, self.deliveries, desk, self.clock.now, has_broker=self.has_broker
         )
+        routes = (
+            *v1_routes(handlers),
+            *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys)),
+            *compact_routes(CompactHandlers(self.timers, self.deliveries, desk, self.clock.now)),
+        )
         self.app = ApiApp(
-            (
-                *v1_routes(handlers),
-                *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys)),
-                *compact_routes(CompactHandlers(self.timers, self.deliveries, desk, self.clock.now)),
-            ),
+            (*routes, *documents(routes)),
             Doorkeeper(self.keys, now=self.clock.now, elapsed_s=lambda: self.clock.elapsed_s),
             RateLimit(self.rate, self.burst),
             rate=self.rate,

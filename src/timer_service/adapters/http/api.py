@@ -88,9 +88,9 @@ class ApiApp:
         turn_limits: TurnLimits | None = None,
         receive_timeout_s: float = RECEIVE_TIMEOUT_S,
     ) -> None:
-        self._routes: dict[str, dict[str, Route]] = {}
+        self.routes: dict[str, dict[str, Route]] = {}
         for route in routes:
-            self._routes.setdefault(route.path, {})[route.method] = route
+            self.routes.setdefault(route.path, {})[route.method] = route
         self._doorkeeper = doorkeeper
         self._rate_limit = rate_limit
         self._policy = f'"default";q={burst};w={max(1, round(burst / rate))}' if rate else None
@@ -118,12 +118,12 @@ class ApiApp:
         """Find the route of a path; ids may hold anything, so they are decoded after the path is split."""
         segments = scope["raw_path"].partition(b"?")[0].decode("latin-1").split("/")
         path, name = "/".join(segments), ""
-        if path not in self._routes:
+        if path not in self.routes:
             place = next((n for n, each in enumerate(segments) if each == "timers"), len(segments)) + 1
             if place < len(segments):
                 name = _decoded(segments[place])
                 path = "/".join([*segments[:place], "{id}", *segments[place + 1 :]])
-        methods = self._routes.get(path)
+        methods = self.routes.get(path)
         if methods is None or (path.count("{id}") and not name):
             raise Problem("not-found", "there is nothing at this path")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]

@@ -1,0 +1,269 @@
+"""The REST API in its own words: an OpenAPI 3.1 document, and a page that shows it."""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from timer_client import wire
+from timer_service import __version__
+from timer_service.adapters.http.api import Answer, Request, Route
+from timer_service.adapters.http.compact import CompactQuery, CreateBody, UpdateBody
+from timer_service.adapters.http.deliveries import DeliveriesQuery, RetryFilter
+from timer_service.adapters.http.timer_bodies import BatchBody, NewTimerBody, PatchBody, TimerBody
+from timer_service.adapters.http.v1 import ListQuery
+
+_REF: Final = "#/components/schemas/{model}"
+_EVERYWHERE: Final = (400, 401, 403, 429, 500, 503)
+_BODY: Final = (408, 413, 415)
+_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is said of one route."""
+
+    summary: str
+    statuses: tuple[int, ...] = (200,)
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    required: tuple[str, ...] = ()
+    """Members of the answer."""
+    refusals: tuple[int, ...] = ()
+    headers: tuple[str, ...] = field(default=())
+
+
+_CHANGE: Final = ("outcome", "timer")
+_MATCH: Final = ("If-Match", "If-None-Match")
+_COMPACT: Final = ("code", "message", "data")
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    "rest.create": Operation(
+        "Create a timer", (201, 200), NewTimerBody, None, _CHANGE, (409, 422), ("Idempotency-Key",)
+    ),
+    "rest.list": Operation("List timers, page by page", query=ListQuery, required=("timers",)),
+    "rest.batch": Operation(
+        "Create up to 1,000 timers in one transaction", (200,), BatchBody, None, ("results",)
+    ),
+    "rest.get": Operation(
+        "Show a timer", (200, 304), required=("timer",), refusals=(404,), headers=_MATCH[1:]
+    ),
+    "rest.put": Operation(
+        "Create a timer, or put another one in its place",
+        *((200, 201), TimerBody, None, _CHANGE, (404, 409, 412), _MATCH),
+    ),
+    "rest.patch": Operation(
+        "Change a scheduled timer", (200,), PatchBody, None, _CHANGE, (404, 409, 412), _MATCH[:1]
+    ),
+    "rest.cancel": Operation(
+        "Cancel a timer: it never fires", (200,), None, None, _CHANGE, (404, 409, 412), _MATCH[:1]
+    ),
+    "rest.attempts": Operation(
+        "Show a delivery and its failed attempts", required=("attempts",), refusals=(404,)
+    ),
+    "rest.retry": Operation(
+        "Send a callback again, under the same id", required=("delivery",), refusals=(404, 409)
+    ),
+    "rest.abandon": Operation("Make no further attempt", required=("delivery",), refusals=(404, 409)),
+    "rest.deliveries": Operation(
+        "List deliveries, page by page", query=DeliveriesQuery, required=("deliveries",)
+    ),
+    "rest.retry_all": Operation(
+        "Send again what a filter finds", (200,), RetryFilter, None, ("retried", "more")
+    ),
+    "rest.signing_keys": Operation("Show the keys that verify callbacks", required=("keys",)),
+    "timers.create": Operation(
+        "Create a timer (compact)", (201,), CreateBody, None, _COMPACT, (422,), ("Idempotency-Key",)
+    ),
+    "timers.list": Operation("List timers with their number (compact)", (200,), None, CompactQuery, _COMPACT),
+    "timers.get": Operation("Show a timer (compact)", required=_COMPACT, refusals=(404,)),
+    "timers.update": Operation(
+        "Change a pending timer (compact)", (200,), UpdateBody, None, _COMPACT, (404,)
+    ),
+    "timers.cancel": Operation("Cancel a pending timer (compact)", required=_COMPACT, refusals=(404,)),
+    "timers.health": Operation("Say whether the store answers (compact)", (200, 500), required=_COMPACT),
+}
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document of these routes."""
+    models = {each for o in OPERATIONS.values() for each in (o.body,) if each is not None}
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in sorted(models, key=_name)], ref_template=_REF
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        if route.name in OPERATIONS:
+            paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, OPERATIONS[route.name])
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "timer-service",
+            "version": __version__,
+            "description": "Durable timers. The tenant is that of the API key.",
+        },
+        "paths": paths,
+        "webhooks": {"timer.reached": {"post": _webhook()}},
+        "components": {
+            "schemas": {**schemas["$defs"], "Problem": _PROBLEM, "CompactProblem": _COMPACT_PROBLEM},
+            "securitySchemes": {
+                "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+                "bearer": {"type": "http", "scheme": "bearer"},
+            },
+        },
+    }
+
+
+_PROBLEM: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "RFC 9457; code, message and data are those of the compact dialect",
+    "required": ["type", "title", "status", "detail", "code", "message", "data"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["detail"],
+                "properties": {
+                    "pointer": {"type": "string"},
+                    "parameter": {"type": "string"},
+                    "detail": {"type": "string"},
+                },
+            },
+        },
+        "code": {"type": "integer"},
+        "message": {"type": "string"},
+        "data": {"type": "null"},
+    },
+}
+_COMPACT_PROBLEM: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["code", "message", "data"],
+    "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": {}},
+}
+
+
+def _operation(route: Route, told: Operation) -> dict[str, Any]:
+    is_compact = route.failed is not None
+    found: dict[str, Any] = {
+        "operationId": route.name.replace(".", "_"),
+        "summary": told.summary,
+        "parameters": _parameters(route, told),
+        "responses": {str(status): _success(status, told) for status in told.statuses},
+        "security": [] if route.scope is None else [{"key": []}, {"bearer": []}],
+    }
+    refusals = (
+        () if route.scope is None else (*_EVERYWHERE, *told.refusals, *(_BODY if route.media_types else ()))
+    )
+    for status in sorted(set(refusals) - set(told.statuses)):
+        found["responses"][str(status)] = _refusal(is_compact=is_compact)
+    if told.body is not None:
+        schema = {"$ref": _REF.format(model=_name(told.body))}
+        found["requestBody"] = {
+            "required": True,
+            "content": {media_type: {"schema": schema} for media_type in route.media_types},
+        }
+    return found
+
+
+def _parameters(route: Route, told: Operation) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if "{id}" in route.path:
+        found.append(
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        )
+    if told.query is not None:
+        properties = told.query.model_json_schema(ref_template=_REF)["properties"]
+        found += [
+            {"name": name, "in": "query", "schema": _without_null(schema)}
+            for name, schema in properties.items()
+        ]
+    found += [{"name": name, "in": "header", "schema": {"type": "string"}} for name in told.headers]
+    return found
+
+
+def _success(status: int, told: Operation) -> dict[str, Any]:
+    if status == 304:
+        return {"description": "As the caller has it"}
+    schema = _OBJECT | {"required": list(told.required)}
+    return {"description": told.summary, "content": {"application/json": {"schema": schema}}}
+
+
+def _refusal(*, is_compact: bool) -> dict[str, Any]:
+    model, media_type = (
+        ("CompactProblem", "application/json") if is_compact else ("Problem", "application/problem+json")
+    )
+    schema = {"$ref": _REF.format(model=model)}
+    return {"description": "What was wrong, and what is allowed", "content": {media_type: {"schema": schema}}}
+
+
+def _webhook() -> dict[str, Any]:
+    headers = (
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+        "timer-id",
+        "timer-due-at",
+        "timer-attempt",
+    )
+    return {
+        "summary": "What a receiver gets, unless the timer brought a body of its own",
+        "parameters": [{"name": name, "in": "header", "schema": {"type": "string"}} for name in headers],
+        "requestBody": {
+            "content": {"application/json": {"schema": _OBJECT | {"required": ["type", "data"]}}}
+        },
+        "responses": {"2XX": {"description": "Delivered; anything else is tried again"}},
+    }
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in schema.items() if name not in ("default", "title")}
+    choices = [each for each in kept.pop("anyOf", []) if each != {"type": "null"}]
+    return kept | (choices[0] if len(choices) == 1 else {})
+
+
+def _name(model: type[BaseModel]) -> str:
+    return model.__name__
+
+
+def documents(routes: Sequence[Route]) -> Sequence[Route]:
+    """Return the routes that describe these routes: for programs, and for people."""
+    content = document(routes)
+    as_json, as_page = wire.write_json(content), _page(content).encode()
+
+    async def show_json(_: Request) -> Answer:
+        return Answer(200, as_json)
+
+    async def show_page(_: Request) -> Answer:
+        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return Answer(200, as_page, policy, "text/html; charset=utf-8")
+
+    return (
+        Route("GET", "/openapi.json", "rest.openapi", show_json, None),
+        Route("GET", "/v1", "rest.page", show_page, None),
+    )
+
+
+def _page(content: dict[str, Any]) -> str:
+    rows = [
+        f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(told['summary'])}</p>"
+        f"<p>Answers: {', '.join(told['responses'])}</p>"
+        for path, methods in content["paths"].items()
+        for method, told in methods.items()
+    ]
+    schemas = html.escape(json.dumps(content["components"]["schemas"], indent=1))
+    return (
+        "<!doctype html><html lang=en><title>timer-service API</title>"
+        "<style>body{font:16px/1.5 system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}"
+        "pre{overflow:auto;background:#f4f4f4;padding:1rem}</style>"
+        f"<h1>timer-service {html.escape(__version__)}</h1>"
+        "<p>Send a key as <code>X-API-Key</code>. <a href=/openapi.json>openapi.json</a></p>"
+        f"{''.join(rows)}<h2>Bodies</h2><pre>{schemas}</pre></html>"
+    )
