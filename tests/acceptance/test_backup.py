@@ -184,7 +184,7 @@ async def test_what_cannot_be_copied_is_said_in_one_line(
 
 async def test_a_damaged_database_is_found_out(tmp_path: Path) -> None:
     await _database(tmp_path / "timers.db", timers=20)
-    _damage(tmp_path / "timers.db", "timer_schedules_by_state")
+    _damage(tmp_path / "timers.db", "timer_schedules_pending")
 
     done = run_cli("backup", "copy.db", cwd=tmp_path, db_path="timers.db")
 

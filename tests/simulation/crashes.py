@@ -362,6 +362,8 @@ NEVER_WAITS = {
     ("adapters/sqlite/store.py", "COUNT_"): "the same",
     ("adapters/sqlite/pending.py", "a"): "the same",
     ("adapters/sqlite/schema.py", "FROM {MOVED}"): "the file was not copied elsewhere",
+    ("adapters/sqlite/schema.py", "connection.interrupt()"): "sets a flag and returns",
+    ("adapters/sqlite/schema.py", "asyncio.wait({turn}"): "only where the start is cancelled",
     ("adapters/sqlite/connections.py", "(await opening).close()"): "only where the start is cancelled",
     ("adapters/sqlite/questions.py", "self._allowed.wait()"): "only where the log is emptied meanwhile",
     ("adapters/sqlite/questions.py", "self._wait_until_quiet()"): "the same",

@@ -125,7 +125,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a fresh id for a repetition": _fresh_id,
     "earlier than instead of not later than": lambda: _together(
         sql("FIND_DUE", "due_at <= :now", "due_at < :now", looks),
-        sql("FIND_DUE_IN_TURNS", "due_at <= :now", "due_at < :now", looks),
+        sql("FIND_DUE_OF_TENANT", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
+        sql("FIND_DUE_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
     ),
     "no generation guard": lambda: sql(
         "MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0", marks

@@ -13,7 +13,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "acknowledge before commit": "a first start, commands, and more due than a batch",
     "a fresh id for a repetition": "a broker that loses streams, consumer and permissions",
     "earlier than instead of not later than": "a first start, commands, and more due than a batch",
-    "no generation guard": 13,
+    "no generation guard": 2,
     "no redelivery guard": 2,
     "an overtaken command is dropped whole": 8,
     "no new epoch after the broker lost its tail": "a broker that comes back without its newest commands",

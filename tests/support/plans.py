@@ -20,10 +20,12 @@ class Cost:
     buffers: int
     indexes: frozenset[str]
     scans_table: bool
+    heap_fetches: int
+    """Rows of the table that an index alone was meant to answer for."""
     text: str
 
 
-async def costs(url: str, sql: str, parameters: Sequence[object]) -> list[Cost]:
+async def costs(url: str, sql: str, parameters: Sequence[object], setting: str = "") -> list[Cost]:
     """Run a statement in each mode, undo it, and return what each run took."""
     connection = await asyncpg.connect(url)
     try:
@@ -32,6 +34,8 @@ async def costs(url: str, sql: str, parameters: Sequence[object]) -> list[Cost]:
             await connection.execute(f"SET plan_cache_mode = {mode}")
             transaction = connection.transaction()
             await transaction.start()
+            if setting:
+                await connection.execute(setting)
             [(text,)] = await connection.fetch(
                 f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", *parameters
             )
@@ -50,6 +54,7 @@ def _cost(text: str) -> Cost:
         buffers=plan["Shared Hit Blocks"] + plan["Shared Read Blocks"],
         indexes=frozenset(node["Index Name"] for node in _nodes(plan) if "Index Name" in node),
         scans_table=any(node["Node Type"] == "Seq Scan" for node in scans),
+        heap_fetches=sum(node.get("Heap Fetches", 0) for node in scans),
         text=text,
     )
 

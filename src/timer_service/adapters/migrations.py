@@ -1,16 +1,22 @@
 """The steps of a database's schema, which are files of the program, forward only."""
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from timer_service.domain.errors import StoreFailed, StoreTooNew
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_\w+\.sql")
 _PACKAGE: Final = Path(__file__).parents[1]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +47,15 @@ def missing(migrations: Sequence[Migration], applied: int, where: str) -> list[M
             "run the newer version of timer-service that wrote it"
         )
     return [migration for migration in migrations if migration.version > applied]
+
+
+@contextmanager
+def announced(migration: Migration, applied: int, where: str) -> Iterator[None]:
+    """Say that a step of a database with timers is being taken: nothing fires until it is done."""
+    if not applied:  # A new database: there is nothing to wait for.
+        yield
+        return
+    log.info("store.migrating", migration=migration.name, store=where)
+    started = time.monotonic()
+    yield
+    log.info("store.migrated", migration=migration.name, took_s=round(time.monotonic() - started, 1))

@@ -7,7 +7,14 @@ from timer_client.wire import format_time
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.epochs import StreamEpoch
-from timer_service.domain.messages import CorrelationId, Position, ServiceCallId, TenantId, Trace
+from timer_service.domain.messages import (
+    CorrelationId,
+    Position,
+    ServiceCallId,
+    TenantId,
+    Trace,
+    epoch_ms,
+)
 from timer_service.domain.timer import Timer, TimerState
 
 COLUMNS: Final[dict[str, type]] = {
@@ -74,13 +81,18 @@ def for_sink(sql: str, sink: Sink) -> str:
     """Return a statement about timers that fire on the bus as the same about those of a sink."""
     if sink is Sink.BUS:
         return sql
-    for index in ("timer_schedules_due", "timer_schedules_turns"):
+    for index in ("timer_schedules_due", "timer_schedules_pending", "timer_schedules_turns"):
         sql = sql.replace(index, f"{index}_http")
     return sql.replace("sink = 0", "sink = 1")
 
 
 text: Final = format_time
 """A moment as both databases read it, to the millisecond; the order of these texts is that of time."""
+
+
+def text_ms(moment: str) -> int:
+    """Return the milliseconds since 1970 of such a text."""
+    return epoch_ms(datetime.fromisoformat(moment))
 
 
 def moment(value: str | datetime | None) -> datetime | None:

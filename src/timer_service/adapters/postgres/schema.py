@@ -5,7 +5,7 @@ from typing import Final
 
 import asyncpg
 
-from timer_service.adapters.migrations import Migration, load_migrations, missing
+from timer_service.adapters.migrations import Migration, announced, load_migrations, missing
 from timer_service.adapters.postgres.connections import Connection
 
 LOCK_KEY: Final = 7_401_862_650_443_172_901
@@ -44,8 +44,10 @@ async def migrate(connection: Connection, where: str, migrations: Sequence[Migra
     await connection.execute(_BEGIN, timeout=LOCK_TIMEOUT_MS / 1000 + 10)
     try:
         await connection.execute(CREATE_LEDGER)
-        for migration in missing(migrations, await _version(connection), where):
-            await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT_S)
+        applied = await _version(connection)
+        for migration in missing(migrations, applied, where):
+            with announced(migration, applied, where):
+                await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT_S)
             await connection.execute(_RECORD, migration.version, migration.name)
         await connection.execute("COMMIT")
     except BaseException:

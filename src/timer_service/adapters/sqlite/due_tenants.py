@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from timer_service.adapters.rows import for_sink, text
+from timer_service.adapters.rows import for_sink, text, text_ms
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, TimerKey
@@ -29,19 +29,19 @@ WHERE state = 'Scheduled' AND sink = 0
   AND due_at <= :end_due AND (due_at, tenant_id, service_call_id) <= (:end_due, :end_tenant, :end_call)
 """
 
-# From tenant to tenant among those with pending timers, two index searches each: who has something due, and
-# where the walk ends.
+# From tenant to tenant among those with pending timers, two searches each: who has something due, and where
+# the walk ends.
 WALK: Final = """
 WITH RECURSIVE tenant(id, visit) AS (
-  SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_by_state
-          WHERE state = 'Scheduled' AND sink = 0 AND tenant_id > :after_tenant), 1
+  SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_pending
+          WHERE pending_due_ms IS NOT NULL AND sink = 0 AND tenant_id > :after_tenant), 1
   UNION ALL
-  SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_by_state
-          WHERE state = 'Scheduled' AND sink = 0 AND tenant_id > tenant.id), visit + 1
+  SELECT (SELECT min(tenant_id) FROM timer_schedules INDEXED BY timer_schedules_pending
+          WHERE pending_due_ms IS NOT NULL AND sink = 0 AND tenant_id > tenant.id), visit + 1
   FROM tenant WHERE tenant.id IS NOT NULL AND visit < :visits)
 SELECT id, is_due FROM (
-  SELECT id, visit, (SELECT min(due_at) FROM timer_schedules INDEXED BY timer_schedules_by_state
-                     WHERE state = 'Scheduled' AND sink = 0 AND tenant_id = tenant.id) <= :now AS is_due
+  SELECT id, visit, EXISTS (SELECT 1 FROM timer_schedules INDEXED BY timer_schedules_pending
+                            WHERE tenant_id = tenant.id AND pending_due_ms <= :now_ms AND sink = 0) AS is_due
   FROM tenant)
 WHERE is_due OR id IS NULL OR visit = :visits
 ORDER BY visit
@@ -162,7 +162,8 @@ class DueTenants:
         # Not earlier than when the walk began, even if the clock was set back.
         moment = max(now, until)
         visits = self._limits.max_visited_tenants
-        rows = await self._read(self._walk_sql, {"after_tenant": after, "visits": visits, "now": moment})
+        walk = {"after_tenant": after, "visits": visits, "now_ms": text_ms(moment)}
+        rows = await self._read(self._walk_sql, walk)
         self.add(tenant_id for tenant_id, is_due in rows if is_due)
         last = rows[-1][0] if rows else None
         self._walked = None if last is None else (last, until)

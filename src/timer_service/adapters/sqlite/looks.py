@@ -10,7 +10,7 @@ from timer_service.adapters.rows import DUE_COLUMNS, for_sink, of_table, text
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.callback import Sink
-from timer_service.domain.messages import TenantId, TimerKey
+from timer_service.domain.messages import TenantId, TimerKey, epoch_ms
 from timer_service.ports.timer_store import HeldBack
 
 MAX_ROUNDS: Final = 4
@@ -28,17 +28,26 @@ ORDER BY due_at
 LIMIT :limit
 """  # noqa: S608 - the column list is a constant
 
-# Under backlog, or while a tenant is held back: the oldest few of each of these tenants.
+# Under backlog, or while a tenant is held back: the oldest few of one tenant.
+FIND_DUE_OF_TENANT: Final = f"""
+SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_pending
+WHERE tenant_id = :tenants ->> 0 AND pending_due_ms <= :now_ms AND sink = 0
+  AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
+ORDER BY pending_due_ms
+LIMIT :turn
+"""  # noqa: S608 - the column list is a constant
+
+# The same for each of several tenants. A row is searched for twice here, which one tenant need not pay.
 FIND_DUE_IN_TURNS: Final = f"""
 SELECT {of_table("t", DUE_COLUMNS)}
 FROM json_each(:tenants) AS tenant
 CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value
  AND t.service_call_id IN (
-    SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_by_state
-    WHERE tenant_id = tenant.value AND state = 'Scheduled' AND sink = 0 AND due_at <= :now
+    SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_pending
+    WHERE tenant_id = tenant.value AND pending_due_ms <= :now_ms AND sink = 0
       AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
-    ORDER BY due_at LIMIT :turn)
+    ORDER BY pending_due_ms LIMIT :turn)
 """  # noqa: S608 - the column list is a constant
 
 Row = tuple[Any, ...]
@@ -50,6 +59,7 @@ class Looks:
     def __init__(self, read: Read, limits: SqliteLimits, sink: Sink = Sink.BUS) -> None:
         self._read = read
         self._find_due = for_sink(FIND_DUE, sink)
+        self._find_due_of_tenant = for_sink(FIND_DUE_OF_TENANT, sink)
         self._find_due_in_turns = for_sink(FIND_DUE_IN_TURNS, sink)
         self._tenants = DueTenants(read, limits, sink)
         self._backlog = False
@@ -67,6 +77,7 @@ class Looks:
         moment = text(now)
         parameters = {
             "now": moment,
+            "now_ms": epoch_ms(now),
             "held_timers": json.dumps(["\n".join(key) for key in (*claimed, *held_back.timers)]),
         }
         # By age, the timers of a tenant that is held back would have to be passed one by one.
@@ -104,9 +115,8 @@ class Looks:
                 break
             turn += -(-missing // len(asked))
             # One more than a turn tells who has more.
-            rows = await self._read(
-                self._find_due_in_turns, {**parameters, "tenants": json.dumps(asked), "turn": turn + 1}
-            )
+            statement = self._find_due_of_tenant if len(asked) == 1 else self._find_due_in_turns
+            rows = await self._read(statement, {**parameters, "tenants": json.dumps(asked), "turn": turn + 1})
             by_tenant |= _by_tenant(rows)
             asked = [tenant for tenant in asked if len(by_tenant.get(tenant, ())) > turn]
         return by_tenant, set(asked)

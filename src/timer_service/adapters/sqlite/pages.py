@@ -3,16 +3,25 @@
 from itertools import product
 from typing import Any, Final
 
-from timer_service.adapters.rows import TIMER_COLUMNS, text
+from timer_service.adapters.rows import TIMER_COLUMNS, for_sink, text, text_ms
 from timer_service.domain.callback import Sink
 from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_store import TimerQuery
 
-# A page of one tenant's timers in one state, in index order. One lower bound, of due time and id together:
-# beside a second one SQLite would seek by that and only filter by this, and read all pages before this one.
-LIST_BY_STATE: Final = f"""
-SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_by_state
-WHERE tenant_id = :tenant AND state = :state AND sink = :sink
+# A page of one tenant's pending timers, in index order. One lower bound, of due time and id together: beside
+# a second one SQLite would seek by that and only filter by this, and read all pages before this one.
+LIST_PENDING: Final = f"""
+SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_pending
+WHERE tenant_id = :tenant AND sink = 0
+  AND (pending_due_ms, service_call_id) > (:after_ms, :after_id) AND pending_due_ms < :before_ms
+ORDER BY pending_due_ms, service_call_id
+LIMIT :limit
+"""  # noqa: S608 - the column list is a constant
+
+# A page of those in another state.
+LIST_OVER: Final = f"""
+SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_over
+WHERE tenant_id = :tenant AND state = :state AND state <> 'Scheduled' AND sink = :sink
   AND (due_at, service_call_id) > (:after_due, :after_id) AND due_at < :due_before
 ORDER BY due_at, service_call_id
 LIMIT :limit
@@ -30,6 +39,8 @@ LIMIT :limit
 
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
+_BEFORE_ALL_MS: Final = -(2**63)
+_AFTER_ALL_MS: Final = 2**63 - 1
 
 
 def pages_of(query: TimerQuery) -> list[tuple[str, dict[str, Any]]]:
@@ -51,7 +62,15 @@ def pages_of(query: TimerQuery) -> list[tuple[str, dict[str, Any]]]:
         return [(LIST_BY_CORRELATION, {**parameters, **of_request})]
     states = [query.state] if query.state else list(TimerState)
     sinks = list(Sink) if query.sink is None else [query.sink]
-    return [
-        (LIST_BY_STATE, {**parameters, "state": state.value, "sink": sink.value})
-        for state, sink in product(states, sinks)
-    ]
+    return [_page_of(state, sink, parameters) for state, sink in product(states, sinks)]
+
+
+def _page_of(state: TimerState, sink: Sink, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if state is not TimerState.SCHEDULED:
+        return LIST_OVER, {**parameters, "state": state.value, "sink": sink.value}
+    after, before = parameters["after_due"], parameters["due_before"]
+    bounds = {
+        "after_ms": _BEFORE_ALL_MS if after == _BEFORE_ALL else text_ms(after),
+        "before_ms": _AFTER_ALL_MS if before == _AFTER_ALL else text_ms(before),
+    }
+    return for_sink(LIST_PENDING, sink), {**parameters, **bounds}

@@ -43,10 +43,13 @@ DELETE FROM timer_schedules WHERE (tenant_id, service_call_id) IN (
 RETURNING tenant_id, service_call_id, sink
 """
 
+# Apart from each other: beside a count SQLite would find the least by comparing all, at four times the cost.
 _OVERDUE: Final = """
-SELECT count(*) AS overdue, min(due_at) AS oldest,
+SELECT
+  (SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now) AS overdue,
+  (SELECT min(due_at) FROM timer_schedules
+   WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now) AS oldest,
   (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > :now) AS next
-FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now
 """
 # For health and metrics: what is overdue, and what comes next.
 COUNT_OVERDUE: Final = f"""
@@ -57,5 +60,12 @@ SELECT sum(overdue), min(oldest), min(next) FROM (
 # A read that fixes the moment which the rest of its transaction sees.
 FIX_THE_MOMENT: Final = "SELECT 1 FROM timer_migrations LIMIT 1"
 
+_PENDING: Final = """
+SELECT count(*) AS pending FROM timer_schedules INDEXED BY timer_schedules_due
+WHERE state = 'Scheduled' AND sink = 0
+"""
 # Once; from then on the changes are counted.
-COUNT_PENDING: Final = "SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled'"
+COUNT_PENDING: Final = f"""
+SELECT sum(pending) FROM (
+  {" UNION ALL ".join(rows.for_sink(_PENDING, sink) for sink in Sink)})
+"""  # noqa: S608
