@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +13,16 @@ import pytest
 
 from tests.support.postgres import execute, fresh_schema
 from tests.support.process import run_cli
-from tests.support.timers import at, cancel, schedule
+from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.domain.callback import Callback, Sink
+from timer_service.domain.delivery import Answered, Attempt, after_attempt
 from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
 from timer_service.domain.messages import Command, TenantId, Trace
-from timer_service.domain.timer import Timer
+from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.delivery_store import CallbackRecord, Finished
 from timer_service.ports.secret_store import SecretKind, StoredSecret
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
@@ -416,3 +419,63 @@ async def test_secrets_come_along_sealed_as_they_are(
     async with open_secrets_at(target) as store:
         assert list(await store.secrets_after(None, 10)) == secrets
         assert await copy_secrets(store, store, batch_size=2) == 3
+
+
+CALLBACK = Callback(
+    "https://shop.example/hooks", headers=(("x-a", "1"),), body=b"\x00\xff", metadata='{"a": 1}'
+)
+
+
+async def fill_callbacks(url: str) -> None:
+    """Keep timers with callbacks in every state."""
+    names = ("later", "waits", "delivered", "failed")
+    async with opened(url) as opened_store:
+        store = cast(Any, opened_store)
+        requests = [
+            replace(schedule(name, 60 if name == "later" else -1, number=n + 1), callback=CALLBACK)
+            for n, name in enumerate(names)
+        ]
+        await store.decide(requests, at(-10))
+        async with store.claim_due(at(0), 20, sink=Sink.HTTP) as claim:
+            await claim.mark_reached([timer.event(TimerState.REACHED, at(0)) for timer in claim.timers])
+        claimed = await store.deliveries.claim([(ACME, call("delivered")), (ACME, call("failed"))], at(1))
+        finished = []
+        for each in claimed:
+            result = Answered(200 if each.delivery.service_call_id == "delivered" else 410)
+            after = after_attempt(each.delivery, CALLBACK.retry, result, at(1), at(2), lambda: 0.0)
+            failure = Attempt(1, at(1), timedelta(seconds=1), 410, "gone") if after.error else None
+            finished.append(Finished(each.delivery, after, failure))
+        assert await store.deliveries.finish(finished) == 2
+
+
+async def callbacks(url: str) -> dict[str, CallbackRecord]:
+    async with open_archive(url, as_source=True) as archive:
+        found = await archive.records([timer.key for timer in await archive.read(None, 100)])
+    return {str(key[1]): record for key, record in found.items()}
+
+
+async def test_callbacks_and_what_became_of_them_travel_along(
+    sqlite: str, postgres: str, tmp_path: Path
+) -> None:
+    back = f"sqlite:///{tmp_path / 'back.db'}"
+    await fill_callbacks(sqlite)
+    before = await callbacks(sqlite)
+
+    await copy(sqlite, postgres)
+    between = await callbacks(postgres)
+    await copy(postgres, back)
+
+    assert set(before) == {"later", "waits", "delivered", "failed"}
+    assert [record.delivery.state.value for record in before.values() if record.delivery] != []
+    assert (between, await callbacks(back)) == (before, before)
+
+
+async def test_a_copy_that_lost_a_callback_is_not_taken_for_whole(sqlite: str, postgres: str) -> None:
+    await fill_callbacks(sqlite)
+
+    with pytest.raises(Interrupted):
+        await copy(sqlite, postgres, stop_after=4)
+    await execute(postgres, "DELETE FROM timer_callbacks WHERE service_call_id = 'waits'")
+
+    with pytest.raises(CriticalError, match="is not the same"):
+        await copy(sqlite, postgres)

@@ -114,13 +114,13 @@ async def test_a_source_that_is_missing_is_named_and_not_made(tmp_path: Path) ->
 
 async def test_a_batch_of_a_copy_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     async with open_sqlite_archive(tmp_path / "timers.db", lambda: START, must_exist=False) as archive:
-        await archive.write([scheduled_timer("order-1")])
+        await archive.write([scheduled_timer("order-1")], {})
 
         with pytest.raises(StoreFailed):
-            await archive.write([scheduled_timer("order-0"), scheduled_timer("order-1")])
+            await archive.write([scheduled_timer("order-0"), scheduled_timer("order-1")], {})
 
         assert await archive.count() == 1
-        await archive.write([scheduled_timer("order-2")])
+        await archive.write([scheduled_timer("order-2")], {})
         assert await archive.count() == 2
 
 

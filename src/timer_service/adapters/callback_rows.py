@@ -1,7 +1,7 @@
 """Callbacks, deliveries and attempts as rows and back: the columns, once for every database."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -10,6 +10,7 @@ from timer_service.adapters.rows import Row, moment, text
 from timer_service.domain.callback import Callback, Method, RetryPolicy, Signing
 from timer_service.domain.delivery import Attempt, Delivery, DeliveryState
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, TimerKey, Trace
+from timer_service.domain.timer import Timer
 from timer_service.ports.delivery_store import CallbackRecord, ClaimedDelivery, DeliveryQuery, WaitingDelivery
 from timer_service.ports.sealed_headers import StoredHeaders
 
@@ -182,6 +183,18 @@ def records(
         )
         for row in callbacks
     }
+
+
+def archived(
+    timers: Iterable[Timer], records: Mapping[TimerKey, CallbackRecord]
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Return the rows of callbacks, deliveries and attempts that belong to some timers."""
+    found = [(timer, records[timer.key]) for timer in timers if timer.key in records]
+    return (
+        [callback_row(timer.key, record.callback, timer.registered_at) for timer, record in found],
+        [delivery_row(record.delivery) for _, record in found if record.delivery is not None],
+        [attempt_row(timer.key, each) for timer, record in found for each in record.attempts],
+    )
 
 
 def states_to_replay(query: DeliveryQuery) -> list[str]:

@@ -1,11 +1,12 @@
 """All timers of a store, for moving them to another one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.messages import TimerKey
 from timer_service.domain.timer import Timer
+from timer_service.ports.delivery_store import CallbackRecord
 
 
 class TimerArchive(Protocol):
@@ -27,8 +28,12 @@ class TimerArchive(Protocol):
         """Return the next timers in the order of tenant and id, by code point."""
         ...
 
-    async def write(self, timers: Sequence[Timer]) -> None:
-        """Add timers in one durable transaction; none of them may be there already."""
+    async def records(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        """Return what is kept of the callbacks of these timers; a timer without one is missing."""
+        ...
+
+    async def write(self, timers: Sequence[Timer], records: Mapping[TimerKey, CallbackRecord]) -> None:
+        """Add timers and their callbacks in one durable transaction; none of them may be there already."""
         ...
 
     async def epochs(self) -> Sequence[StreamEpoch]:

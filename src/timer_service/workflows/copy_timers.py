@@ -1,14 +1,16 @@
 """Move all timers from one store to another, and prove that none was lost or changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Final
 
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import Position, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.timer_archive import TimerArchive
 
 COPY_BATCH: Final = 2_000
@@ -45,7 +47,7 @@ async def copy_timers(
     done, after = await target.count(), await target.last_key()
     progress("copying", done, total)
     while batch := await source.read(after, batch_size):
-        await target.write(batch)
+        await target.write(batch, await _records(source, batch))
         done, after = done + len(batch), batch[-1].key
         progress("copying", done, total)
     expected = await _examine(source, total, progress, batch_size)
@@ -84,12 +86,22 @@ async def _examine(archive: TimerArchive, total: int, progress: Progress, batch_
     timers = pending = 0
     after: TimerKey | None = None
     while batch := await archive.read(after, batch_size):
+        records = await _records(archive, batch)
         for timer in batch:
             digest.update(_line(timer))
+            if timer.key in records:
+                # Values of plain types only: equal where what is kept is equal.
+                digest.update(repr(records[timer.key]).encode())
             pending += timer.state is TimerState.SCHEDULED
         timers, after = timers + len(batch), batch[-1].key
         progress("verifying", timers, total)
     return CopyReport(timers, pending, digest.hexdigest())
+
+
+async def _records(archive: TimerArchive, timers: Sequence[Timer]) -> Mapping[TimerKey, CallbackRecord]:
+    """Return what is kept of callbacks; asked for only where there can be one."""
+    keys = [timer.key for timer in timers if timer.sink is Sink.HTTP]
+    return await archive.records(keys) if keys else {}
 
 
 def _line(timer: Timer) -> bytes:
@@ -113,6 +125,9 @@ def _line(timer: Timer) -> bytes:
         str(timer.expires_after_ms),
         _shown(timer.expired_at),
         timer.verdict or "",
+        str(timer.sink.value),
+        str(timer.callback_revision),
+        timer.fingerprint or "",
         timer.trace.parent if timer.trace else "",
         timer.trace.state or "" if timer.trace else "",
     )

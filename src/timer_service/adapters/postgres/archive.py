@@ -1,9 +1,10 @@
 """A PostgreSQL database that no service is using, read or written from end to end."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from timer_service.adapters import callback_rows as columns
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import (
@@ -14,14 +15,24 @@ from timer_service.adapters.postgres.connections import (
     commit,
     open_connections,
 )
+from timer_service.adapters.postgres.delivery_statements import (
+    GET_ATTEMPTS,
+    GET_CALLBACKS,
+    GET_DELIVERIES,
+    KEEP_ATTEMPT,
+    KEEP_CALLBACK,
+    KEEP_DELIVERY,
+)
 from timer_service.adapters.postgres.epochs import READ as READ_EPOCHS
 from timer_service.adapters.postgres.epochs import insert_epochs, stream_epochs
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
 from timer_service.adapters.postgres.secrets import PostgresSecretStore
+from timer_service.adapters.postgres.statements import CALLBACK_TABLES
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import StoreInUse
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
+from timer_service.ports.delivery_store import CallbackRecord
 
 COPY_NAME: Final = f"{APPLICATION_NAME} copy"
 STEP_TIMEOUT_S: Final = 600.0
@@ -39,7 +50,7 @@ SET LOCAL lock_timeout = 5000;
 SET LOCAL statement_timeout = 0;
 SET LOCAL idle_in_transaction_session_timeout = 0;
 SET LOCAL synchronous_commit = on;
-LOCK TABLE timer_schedules IN EXCLUSIVE MODE
+LOCK TABLE timer_schedules, timer_callbacks, callback_deliveries, callback_attempts IN EXCLUSIVE MODE
 """
 # With the lock's own transaction. Every user of the service may read it.
 _MARK_MOVED: Final = """
@@ -107,10 +118,22 @@ class PostgresArchive:
         found = await self._connection.fetch(_READ, *(after or ("", "")), limit)
         return [rows.timer(row) for row in found]
 
-    async def write(self, timers: Sequence[Timer]) -> None:
-        """Add timers in one transaction."""
+    async def records(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        """Return what is kept of the callbacks of timers."""
+        wanted = arrays.transposed(keys, 2)
+        return columns.records(
+            await self._connection.fetch(GET_CALLBACKS, *wanted),
+            await self._connection.fetch(GET_DELIVERIES, *wanted),
+            await self._connection.fetch(GET_ATTEMPTS, *wanted),
+        )
+
+    async def write(self, timers: Sequence[Timer], records: Mapping[TimerKey, CallbackRecord]) -> None:
+        """Add timers and their callbacks in one transaction."""
+        kept = columns.archived(timers, records)
         async with self._connections.transaction_on(self._connection):
             await self._connection.execute(_WRITE, *arrays.columns(timers))
+            for sql, values in zip((KEEP_CALLBACK, KEEP_DELIVERY, KEEP_ATTEMPT), kept, strict=True):
+                await self._connection.executemany(sql, values)
 
     async def epochs(self) -> list[StreamEpoch]:
         """Return the epochs of the command streams."""
@@ -161,7 +184,7 @@ class PostgresArchive:
 
     async def clear(self) -> None:
         """Delete every timer."""
-        await self._connection.execute("TRUNCATE timer_schedules")
+        await self._connection.execute(f"TRUNCATE timer_schedules, {', '.join(CALLBACK_TABLES)}")
 
     async def _value(self, sql: str) -> Any:
         return await self._connection.fetchval(sql, timeout=STEP_TIMEOUT_S)

@@ -125,6 +125,13 @@ WHERE {_KEY.format("d", "ended")} AND d.state = 'Waiting' AND d.claimed_by = $1
 RETURNING d.tenant_id, d.service_call_id
 """  # noqa: S608
 
+# A whole row of another store, for a copy.
+KEEP_DELIVERY: Final = f"""
+INSERT INTO callback_deliveries ({columns.DELIVERY_COLUMNS})
+VALUES ($1, $2, $3::text::uuid, $4, $5, $6, $7::text::timestamptz, $8::text::timestamptz,
+  $9::text::timestamptz, $10, $11, $12, $13::text::timestamptz, $14::text::timestamptz, $15, $16)
+"""  # noqa: S608
+
 KEEP_ATTEMPT: Final = f"""
 INSERT INTO callback_attempts ({columns.ATTEMPT_COLUMNS})
 VALUES ($1, $2, $3, $4::text::timestamptz, $5, $6, $7) ON CONFLICT DO NOTHING

@@ -1,7 +1,8 @@
 """A SQLite file that no service is using, read or written from end to end."""
 
+import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, Final
 
 import aiosqlite
 
+from timer_service.adapters import callback_rows as columns
 from timer_service.adapters import rows
 from timer_service.adapters.sqlite.connections import connect
+from timer_service.adapters.sqlite.deliveries import CALLBACK_TABLES, GET, WRITE_RECORDS
 from timer_service.adapters.sqlite.epochs import insert_epochs, read_epochs
 from timer_service.adapters.sqlite.errors import translated
 from timer_service.adapters.sqlite.opening import prepare, try_to_open
@@ -20,6 +23,7 @@ from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
+from timer_service.ports.delivery_store import CallbackRecord
 
 _READ: Final = f"""
 SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
@@ -69,12 +73,20 @@ class SqliteArchive:
         """Return the next timers in the order of the key."""
         return [rows.timer(row) for row in await self._fetch(_READ, *(after or ("", "")), limit)]
 
-    async def write(self, timers: Sequence[Timer]) -> None:
-        """Add timers in one transaction."""
+    async def records(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        """Return what is kept of the callbacks of timers."""
+        callbacks, deliveries, attempts = [await self._fetch(sql, json.dumps(list(keys))) for sql in GET]
+        return columns.records(callbacks, deliveries, attempts)
+
+    async def write(self, timers: Sequence[Timer], records: Mapping[TimerKey, CallbackRecord]) -> None:
+        """Add timers and their callbacks in one transaction."""
         with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
                 await self._connection.executemany(_WRITE, [rows.row(timer) for timer in timers])
+                kept = columns.archived(timers, records)
+                for sql, values in zip(WRITE_RECORDS, kept, strict=True):
+                    await self._connection.executemany(sql, values)
                 await self._connection.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):  # Where SQLite has rolled back by itself.
@@ -130,7 +142,8 @@ class SqliteArchive:
     async def clear(self) -> None:
         """Delete every timer."""
         with translated(self._path):
-            await self._connection.execute("DELETE FROM timer_schedules")
+            for table in ("timer_schedules", *CALLBACK_TABLES):
+                await self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
 
     async def _remember(self, table: str, column: str, value: str) -> None:
         """Keep one text in a table of its own."""

@@ -141,7 +141,7 @@ FROM callback_deliveries INDEXED BY callback_deliveries_waiting
 WHERE state = 'Waiting' AND next_attempt_at <= ?
 """
 
-_TABLES: Final = ("timer_callbacks", "callback_deliveries", "callback_attempts")
+CALLBACK_TABLES: Final = ("timer_callbacks", "callback_deliveries", "callback_attempts")
 _OF_KEYS: Final = """
 SELECT {columns} FROM json_each(?) AS wanted
 CROSS JOIN {table} AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
@@ -149,7 +149,17 @@ CROSS JOIN {table} AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_i
 GET: Final = tuple(
     _OF_KEYS.format(columns=of_table("t", names), table=table)
     for table, names in zip(
-        _TABLES,
+        CALLBACK_TABLES,
+        (columns.CALLBACK_COLUMNS, columns.DELIVERY_COLUMNS, columns.ATTEMPT_COLUMNS),
+        strict=True,
+    )
+)
+
+# Whole rows of another store, for a copy.
+WRITE_RECORDS: Final = tuple(
+    f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' for _ in names.split(','))})"  # noqa: S608
+    for table, names in zip(
+        CALLBACK_TABLES,
         (columns.CALLBACK_COLUMNS, columns.DELIVERY_COLUMNS, columns.ATTEMPT_COLUMNS),
         strict=True,
     )
@@ -264,7 +274,7 @@ async def keep_callbacks(
 async def forget_callbacks(connection: aiosqlite.Connection, keys: Iterable[TimerKey]) -> None:
     """Delete all that is kept of the callbacks of timers; inside a transaction."""
     if gone := list(keys):
-        for table in _TABLES:
+        for table in CALLBACK_TABLES:
             sql = f"DELETE FROM {table} WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608 - a constant
             await connection.executemany(sql, gone)
 
