@@ -1,6 +1,7 @@
 """Timers and epochs as rows and back: the columns, once for every database."""
 
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from timer_client.wire import format_time
@@ -89,6 +90,9 @@ def for_sink(sql: str, sink: Sink) -> str:
 text: Final = format_time
 """A moment as both databases read it, to the millisecond; the order of these texts is that of time."""
 
+_text_of_batch: Final = lru_cache(maxsize=8)(text)
+"""All that a batch creates is registered at one moment."""
+
 
 def text_ms(moment: str) -> int:
     """Return the milliseconds since 1970 of such a text."""
@@ -108,7 +112,7 @@ def row(timer: Timer) -> tuple[Any, ...]:
         timer.state.value,
         text(timer.due_at) if timer.due_at else None,
         timer.generation,
-        text(timer.registered_at),
+        _text_of_batch(timer.registered_at),
         timer.correlation_id,
         text(timer.reached_at) if timer.reached_at else None,
         text(timer.cancelled_at) if timer.cancelled_at else None,
@@ -191,7 +195,8 @@ def epoch_row(epoch: StreamEpoch) -> tuple[int, ...]:
 
 def _where_older(position: Position | None, newest: Position) -> tuple[int | None, int | None]:
     """Return the columns of the command that has set a value: nothing if it is the row's newest."""
-    if position is None or position == newest:
+    # Mostly the very same object, which is cheaper to see than that two are equal.
+    if position is None or position is newest or position == newest:
         return None, None
     return position.stream_created_us, position.sequence
 

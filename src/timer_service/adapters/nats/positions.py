@@ -148,7 +148,10 @@ class CommandPositions:
 
     def _see(self, position: Position) -> None:
         seen = self._seen
-        if position.stored_us:
+        # Usually the newer of the two in everything, and nothing has to be made.
+        if position.sequence >= seen.sequence and position.stored_us >= seen.stored_us > 0:
+            self._seen = position
+        elif position.stored_us:
             self._seen = Position(
                 seen.stream_created_us,
                 max(position.sequence, seen.sequence),

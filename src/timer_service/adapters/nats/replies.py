@@ -37,7 +37,8 @@ class Replies:
         if self._client is None:
             return
         # Since a stream began again or lost something, a sequence may be another message's: leave it alone.
-        known = [pair for pair in replies if self._positions.is_current(pair[0].epoch)]
+        current = {epoch for epoch in {m.epoch for m, _ in replies} if self._positions.is_current(epoch)}
+        known = [pair for pair in replies if pair[0].epoch in current]
         self.handled_sequence = max([self.handled_sequence, *(m.position.sequence for m, _ in known)])
         with suppress(NatsError, OSError, TimeoutError):
             async with asyncio.timeout(SEND_TIMEOUT_S):
