@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from tests.simulation.clock import START_MS
 from tests.simulation.fast_ingest import BEGIN, END, FastIngest, Place
 from tests.simulation.loop import VirtualLoop
 
@@ -44,7 +45,7 @@ class Stored:
     @property
     def stored_ns(self) -> int:
         """When it was stored, by the broker's clock."""
-        return int(self.stored_at * 1e9) + 1_000_000
+        return START_MS * 1_000_000 + int(self.stored_at * 1e9)
 
 
 @dataclass(slots=True)

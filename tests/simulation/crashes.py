@@ -20,6 +20,7 @@ from tests.simulation.plan import (
     hostile_message,
     iso,
     sendings,
+    with_payload,
 )
 from tests.simulation.world import Tally, World
 
@@ -30,6 +31,22 @@ QUICK_S, SLOW_S = 0.02, 2.5
 def _schedule(at: float, tenant: str, call: str, due_s: float, number: int) -> list[Sending]:
     wish = Wish("schedule", tenant, call, START_MS + round(due_s * 1000), f"request {number}")
     return sendings(Random(number), at, wish, iso(wish.due_ms), number)
+
+
+def _expiring(at: float, tenant: str, call: str, due_s: float, expires_ms: int, number: int) -> list[Sending]:
+    wish = Wish("schedule", tenant, call, START_MS + round(due_s * 1000), expires_ms=expires_ms)
+    return [
+        replace(sending, body=with_payload(sending.body, expiresAfterMs=expires_ms))
+        for sending in sendings(Random(number), at, wish, iso(wish.due_ms), number)
+    ]
+
+
+def _relative(at: float, tenant: str, call: str, delay_ms: int, number: int) -> list[Sending]:
+    wish = Wish("schedule", tenant, call, delay_ms=delay_ms, if_absent=True)
+    return [
+        replace(sending, body=with_payload(sending.body, delayMs=delay_ms, ifAbsent=True))
+        for sending in sendings(Random(number), at, wish, None, number)
+    ]
 
 
 def _cancel(at: float, tenant: str, call: str, number: int) -> list[Sending]:
@@ -188,6 +205,25 @@ STORIES: dict[str, Plan] = {
         _schedule(0.17, "acme", "order-2", 0.35, 3),
         faults=[Fault(0.18, "events full", 0.12)],
     ),
+    "timers that expire, and some that nearly do": _plan(
+        _expiring(0.15, "acme", "order-1", -10.0, 1_000, 1),
+        _expiring(0.15, "acme", "order-2", 0.2, 60_000, 2),
+        _expiring(0.16, "globex", "order-1", 0.3, 150, 3),
+        _expiring(0.16, "globex", "order-2", 0.31, 60_000, 4),
+        _relative(0.2, "acme", "order-3", 60, 5),
+        _relative(0.205, "acme", "order-3", 20, 6),
+        _relative(0.21, "acme", "order-1", 10, 7),
+        _cancel(0.3, "globex", "order-2", 8),
+        faults=[Fault(0.28, "events full", 0.25)],
+        ends_at=0.9,
+    ),
+    "a firing in doubt, until after it would expire": _plan(
+        _expiring(0.15, "acme", "order-1", 0.2, 300, 1),
+        _expiring(0.15, "globex", "order-1", 0.3, 60_000, 2),
+        faults=[Fault(0.19, "lost confirmations", 0.3, size=1.0)],
+        ends_at=6.0,
+        crash_from_s=5.1,
+    ),
     "letters that cannot be written": _plan(
         _schedule(0.2, "acme", "order-1", 0.25, 1),
         [hostile_message(Random(n), 0.2, "acme", "order-1", n) for n in (1, 2, 3)],
@@ -339,6 +375,10 @@ NEVER_WAITS = {
     ): "only where the last moment brought requests",
     ("adapters/nats/requests.py", "async with asyncio.TaskGroup()"): "all that it owns is over by then",
     ("adapters/endpoints.py", "accept_clock_step"): "sets a number and returns",
+    (
+        "workflows/fire_due_timers.py",
+        "_take_back(claim, undecided)",
+    ): "only where the connection ends meanwhile",
     ("workflows/decide_timer.py", "self._work([waiting])"): "only after an error that nobody expects",
     ("bootstrap.py", "enter_async_context(api)"): "the simulation has no HTTP",
     ("timers.py", "without_broker=True)"): "the same",

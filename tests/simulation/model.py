@@ -9,7 +9,7 @@ from base64 import b64decode
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -23,7 +23,9 @@ Firing = tuple[str, str, int, int]
 READ_ROWS = (
     "SELECT tenant_id, service_call_id, state, due_at, generation, registered_at, correlation_id, "
     "reached_at, cancelled_at, stream_created_us, stream_sequence, due_stream_created_us, "
-    "due_stream_sequence, correlation_stream_created_us, correlation_stream_sequence FROM timer_schedules"
+    "due_stream_sequence, correlation_stream_created_us, correlation_stream_sequence, expires_after_ms, "
+    "expired_at, first_stream_created_us, first_stream_sequence, first_if_absent, verdict "
+    "FROM timer_schedules"
 )
 CONFIRM_LIMIT_S = 4.5
 """A confirmation that comes later than this may have been given up."""
@@ -35,7 +37,12 @@ MOST_ASKED_FOR_AT_ONCE = 3
 LIST_LIMIT = 100
 """This many timers a list holds where nobody asks for another number."""
 
-SCHEDULED, REACHED, CANCELLED = "Scheduled", "Reached", "Cancelled"
+SCHEDULED, REACHED, CANCELLED, EXPIRED = "Scheduled", "Reached", "Cancelled", "Expired"
+FINAL = (REACHED, EXPIRED)
+EVENT_OF = {REACHED: "DueTimeReached", EXPIRED: "TimerExpired"}
+MOMENT_OF = {"DueTimeReached": "reachedAt", "TimerExpired": "expiredAt"}
+LATE_VERDICT_MS = 5_000
+"""A verdict may be committed so much later than it was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,10 @@ class Wish:
     reasons: frozenset[str] = frozenset()
     """For a message that is no command: with which of these it may be refused."""
     letter_tenant: str = "_"
+    delay_ms: int | None = None
+    """In place of a due time: so long after the broker has stored it, or after the service was asked."""
+    if_absent: bool = False
+    expires_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,14 @@ class Row:
     """The command that has set the due time."""
     correlation_position: Position | None
     """The command that has set the correlation id."""
+    expires_ms: int | None
+    """How long after the due time the event is of use."""
+    oldest: Position
+    """The oldest command that was applied."""
+    if_absent: bool
+    """Whether that one counts only as long as there is no older one."""
+    verdict: str | None = field(default=None, compare=False)
+    """Which event may be out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +101,8 @@ class Request:
 
     wish: Wish
     sent_at: float
+    sent_ms: int
+    """By the service's clock."""
     answered_at: float | None = None
 
 
@@ -93,6 +114,7 @@ class _Send:
     at: float
     event_id: str
     firing: Firing
+    kind: str
     confirmed_at: float | None = None
 
 
@@ -153,6 +175,8 @@ class Model:
         self.history: dict[Key, list[Version]] = defaultdict(list)
         self.fired: set[Firing] = set()
         """What the event stream has ever held."""
+        self.told: dict[Firing, str] = {}
+        """As which event."""
         self._wishes: dict[tuple[str, bytes], Wish] = {}
         self._commands: dict[Position, Wish] = {}
         self._by_key: dict[Key, list[tuple[Position, Position]]] = defaultdict(list)
@@ -187,7 +211,7 @@ class Model:
 
     def requested(self, wish: Wish) -> Request:
         self.counts.requests += 1
-        request = Request(wish, self.around.now())
+        request = Request(wish, self.around.now(), self.around.wall_ms())
         self._requests[wish.tenant, wish.call].append(request)
         return request
 
@@ -196,8 +220,13 @@ class Model:
     def commands_created(self, created_us: int) -> None:
         self._newest = max(self._newest, (created_us, 0))
 
-    def command_stored(self, position: Position, subject: str, body: bytes, *, losses: int = 0) -> None:
+    def command_stored(
+        self, position: Position, subject: str, body: bytes, stored_us: int, *, losses: int = 0
+    ) -> None:
         wish = self._wishes[subject, body]
+        if wish.delay_ms is not None:
+            # What the broker says is what counts, and it says the same however often it delivers.
+            wish = replace(wish, due_ms=-(-stored_us // 1000) + wish.delay_ms)
         self._newest = max(self._newest, position)
         if wish.kind == "refused":
             self.counts.refused += 1
@@ -253,8 +282,8 @@ class Model:
             return bool(versions)  # Kept once, and purged since.
         if position in self._after_loss:
             # Whatever it was, its effect is in the row since it was stored, or that of a newer command.
-            return row.state == REACHED or versions[-1].since >= self._after_loss[position]
-        return row.state == REACHED or _has_taken(row, wish, position)
+            return row.state in FINAL or versions[-1].since >= self._after_loss[position]
+        return row.state in FINAL or _has_taken(row, wish, position)
 
     def event_sent(self, life: int, subject: str, body: bytes, headers: dict[str, str], reply: str) -> None:
         """Check an event at the moment at which the service hands it over."""
@@ -265,34 +294,65 @@ class Model:
         due_ms, generation = parse_ms(payload["dueAt"]), payload["generation"]
         firing = (tenant, call, generation, due_ms)
         self._check_form(event, subject, headers, due_ms)
-        reached_ms = parse_ms(payload["reachedAt"])
+        reached_ms = parse_ms(payload[MOMENT_OF[event["type"]]])
         shown_ms = self.around.wall_shown_since(now - 10)
         if due_ms > reached_ms or due_ms > shown_ms or reached_ms > shown_ms:
             self._violated("I2", f"{firing} was published at {shown_ms}, {due_ms - shown_ms} ms early")
         self._check_order(reply, due_ms)
         self._check_accepted(firing, event.get("correlationId"), now)
+        self._check_decided(firing, event["type"])
         self._check_caught_up(firing, life, now)
-        self._check_repetition(firing, event["id"], life, now)
-        send = _Send(life, now, event["id"], firing)
+        self._check_repetition(firing, event["id"], event["type"], life)
+        send = _Send(life, now, event["id"], firing, event["type"])
         self._sends[firing] = self._awaited[reply] = send
 
     def _check_form(self, event: dict[str, Any], subject: str, headers: dict[str, str], due_ms: int) -> None:
         payload = event["payload"]
         tenant = payload["tenantId"]
-        if subject != f"timer.events.{tenant}.DueTimeReached" or event["tenantId"] != tenant:
+        kind = event["type"]
+        if subject != f"timer.events.{tenant}.{kind}" or event["tenantId"] != tenant:
             self._violated("I5", f"an event of {tenant} was published on {subject}")
         identity = UUID(event["id"])
         stamped_ms = identity.int >> 80
         if identity.version != 7 or stamped_ms != max(due_ms, 0) or headers["Nats-Msg-Id"] != event["id"]:
             self._violated("I3", f"the id {identity} is no UUIDv7 of {due_ms}, or not the message's id")
         wrong = (
-            event["type"] != "DueTimeReached"
-            or payload["_tag"] != "DueTimeReached"
+            kind not in MOMENT_OF
+            or payload["_tag"] != kind
             or event["aggregateId"] != payload["serviceCallId"]
             or "causationId" in event
         )
         if wrong:
             self._violated("I4", f"not an event of the contract: {event}")
+
+    def _check_decided(self, firing: Firing, kind: str) -> None:
+        """Check that which event a timer gets that can expire is on disk before it goes out."""
+        raw = self.rows.get(firing[:2])
+        row = None if raw is None else _row(raw)
+        if row is None or _firing(firing[:2], row) != firing:
+            return  # It was changed while its event was on its way.
+        if row.expires_ms is None and kind != EVENT_OF[REACHED]:
+            self._violated("I4", f"{firing} was told as {kind}, but cannot expire")
+        if row.expires_ms is not None and EVENT_OF.get(row.verdict or "") != kind:
+            self._violated("I3", f"{firing} goes out as {kind}, but the verdict is {row.verdict}")
+
+    def _check_verdict(self, key: Key, before: Row, after: Row) -> None:
+        """Check a verdict against the clock; it is taken back only if the broker does not have the event."""
+        firing = _firing(key, after)
+        if firing is None or after.expires_ms is None:
+            self._violated("I4", f"{key} has a verdict, but is {after}")
+            return
+        ends_ms = firing[3] + after.expires_ms
+        now = self.around.now()
+        if after.verdict is None and firing in self.fired:
+            self._violated("I3", f"the verdict on {firing} was taken back, although its event is stored")
+        if after.verdict is not None and before.verdict is not None:
+            self._violated("I3", f"the verdict on {firing} changed to {after.verdict}")
+        if after.verdict == EXPIRED and self.around.wall_shown_since(now - 30) <= ends_ms:
+            self._violated("I2", f"{firing} was told as expired before it was: {ends_ms}")
+        late_ms = self.around.wall_ms() - ends_ms
+        if after.verdict == REACHED and late_ms > LATE_VERDICT_MS and not self.around.disturbed(now - 1, now):
+            self._violated("I4", f"{firing} was not told as expired, {late_ms} ms after it was of use")
 
     def _check_order(self, reply: str, due_ms: int) -> None:
         """Check that what goes out together goes out oldest first."""
@@ -360,13 +420,15 @@ class Model:
         if late_s > self.around.punctual_s and not self.around.disturbed(since, now):
             self._violated("I7", f"{firing} is {late_s:.3f} s late although nothing is wrong")
 
-    def _check_repetition(self, firing: Firing, event_id: str, life: int, now: float) -> None:
+    def _check_repetition(self, firing: Firing, event_id: str, kind: str, life: int) -> None:
         before = self._sends.get(firing)
         if self._ids.setdefault(event_id, firing) != firing:
             self._violated("I3", f"{firing} has the id of {self._ids[event_id]}")
         if before is None:
             return
         self.counts.published_again += 1
+        if kind != before.kind and firing not in self.fired:
+            return  # It has expired since; the first was refused.
         if before.event_id != event_id:
             self._violated("I3", f"{firing} was published again under another id")
         confirmed_at = before.confirmed_at
@@ -443,6 +505,9 @@ class Model:
         )
         if firing in self.fired and not duplicate:
             self.counts.stored_again += 1
+        purged = any(version.row is None for version in self.history[firing[:2]])
+        if self.told.setdefault(firing, payload["_tag"]) != payload["_tag"] and not purged:
+            self._violated("I3", f"{firing} was told as {self.told[firing]} and as {payload['_tag']}")
         if firing not in self.fired:
             self.counts.fired += 1
             self.fired.add(firing)
@@ -509,10 +574,20 @@ class Model:
         after = _row(raw)
         self.around.note(f"commit {key[0]}/{key[1]}: {_short(before)} -> {_short(after)}")
         self._check_shape(key, raw, raw_before)
-        if before is not None and after == replace(before, state=REACHED) and before.state == SCHEDULED:
+        if before is not None and after == before and after.verdict != before.verdict:
+            self._check_verdict(key, before, after)
+        elif (
+            before is not None
+            and after.state in FINAL
+            and after == replace(before, state=after.state)
+            and before.state == SCHEDULED
+        ):
             assert before.due_ms is not None
-            if (*key, before.generation, before.due_ms) not in self.fired:
-                self._violated("I1", f"{key} was marked as reached, but no event of it is stored")
+            told_as = self.told.get((*key, before.generation, before.due_ms))
+            if told_as != EVENT_OF[after.state]:
+                self._violated(
+                    "I1", f"{key} was marked as {after.state}, but the event that is stored is {told_as}"
+                )
         elif not self._explained_by_commands(key, before, after) and not self._explained_by_request(
             key, before, after
         ):
@@ -523,7 +598,8 @@ class Model:
         state, registered, reached, cancelled = raw[2], raw[5], raw[7], raw[8]
         if before is not None and before[5] != registered:
             self._violated("I4", f"the registration of {key} changed from {before[5]} to {registered}")
-        if (state == REACHED) != (reached is not None) or (state == CANCELLED) != (cancelled is not None):
+        moments = {REACHED: reached, CANCELLED: cancelled, EXPIRED: raw[16]}
+        if any((state == each) != (moment is not None) for each, moment in moments.items()):
             self._violated("I4", f"{key} contradicts itself: {raw}")
 
     def _explained_by_commands(self, key: Key, before: Row | None, after: Row) -> bool:
@@ -542,15 +618,26 @@ class Model:
             return False
         now = self.around.now()
         return any(
-            _applied(before, request.wish, after.position, is_request=True) == after
+            _applied(before, self._as_decided(request, after), after.position, is_request=True) == after
             for request in self._requests[key]
             if request.wish.kind in ("schedule", "cancel")
             if request.answered_at is None or request.answered_at >= now
         )
 
+    def _as_decided(self, request: Request, after: Row) -> Wish:
+        """Return what a request means whose due time the service's clock has set."""
+        wish = request.wish
+        if wish.delay_ms is None or after.due_ms is None:
+            return wish
+        asked_ms = after.due_ms - wish.delay_ms
+        too_late = asked_ms > self.around.wall_shown_since(request.sent_at - 10)
+        stepped = self.around.disturbed(request.sent_at, self.around.now())
+        too_early = asked_ms < request.sent_ms and not stepped
+        return wish if too_late or too_early else replace(wish, due_ms=after.due_ms)
+
     def _removed(self, key: Key) -> None:
         row = self.rows[key]
-        ended = row[7] or row[8]
+        ended = row[7] or row[8] or row[16]
         limit = self.around.retention_ms
         # Purging reads the clock a little before it commits.
         latest_ms = self.around.wall_shown_since(self.around.now() - 30)
@@ -637,14 +724,18 @@ class Model:
         return [version.row for version in versions[first:] if version.row is not None]
 
     def _outcome_holds(self, wish: Wish, outcome: str, rows: list[Row]) -> bool:
-        if outcome == "already_reached":
-            return any(row.state == REACHED for row in rows)
+        if outcome in ("already_reached", "already_expired"):
+            state = REACHED if outcome == "already_reached" else EXPIRED
+            return any(row.state == state for row in rows)
+        if wish.if_absent and outcome in ("unchanged", "already_cancelled"):
+            return any(row.state == (SCHEDULED if outcome == "unchanged" else CANCELLED) for row in rows)
         if wish.kind == "cancel":
             return outcome in ("cancelled", "already_cancelled", "not_found") and any(
                 row.state == CANCELLED for row in rows
             )
         return outcome in ("scheduled", "rescheduled", "unchanged") and any(
-            (row.state, row.due_ms) == (SCHEDULED, wish.due_ms) for row in rows
+            row.state == SCHEDULED and (wish.delay_ms is not None or row.due_ms == wish.due_ms)
+            for row in rows
         )
 
     # What must hold at the end.
@@ -674,35 +765,71 @@ class Model:
 
 
 def _applied(row: Row | None, wish: Wish, position: Position, *, is_request: bool = False) -> Row:
-    """Return a row after a command: the table in section 2 of the contract, last write wins for each part."""
+    """Return a row after a command: the table in section 2 of the contract, last write wins for each part.
+
+    A schedule if absent (section 7) finds no timer where it is the oldest command, and else changes nothing.
+    """
+    if_absent = wish.if_absent and not is_request
     if row is None:
-        if wish.kind == "schedule":
-            correlated_at = None if wish.correlation is None else position
-            return Row(SCHEDULED, wish.due_ms, 1, wish.correlation, position, position, correlated_at)
-        return Row(CANCELLED, None, 0, None, position, None, None)
+        if wish.kind == "cancel":
+            return Row(CANCELLED, None, 0, None, position, None, None, None, position, if_absent=False)
+        correlated_at = None if wish.correlation is None else position
+        return Row(
+            SCHEDULED,
+            wish.due_ms,
+            1,
+            wish.correlation,
+            position,
+            position,
+            correlated_at,
+            wish.expires_ms,
+            position,
+            if_absent=if_absent,
+        )
+    is_alone = False
+    if row.state in FINAL:
+        return row
+    if position < row.oldest and not is_request:
+        is_alone = row.if_absent and row.position == row.oldest
+        row = replace(_without_oldest(row) if row.if_absent else row, oldest=position, if_absent=if_absent)
+    elif wish.if_absent:
+        return row
 
     def wins_over(other: Position | None) -> bool:
         return other is None or position > other or (is_request and position == other)
 
-    newest = wins_over(row.position)
-    if row.state == REACHED or (is_request and not newest):
+    newest = is_alone or wins_over(row.position)
+    if is_request and not newest:
         return row
+    if is_request and position == row.oldest:
+        row = replace(row, if_absent=False)
     if wish.kind == "cancel":
         return replace(row, state=CANCELLED, position=position) if newest else row
     after = row
     if wins_over(row.due_position):
-        after = replace(after, due_ms=wish.due_ms, due_position=position)
+        after = replace(after, due_ms=wish.due_ms, expires_ms=wish.expires_ms, due_position=position)
     if wish.correlation is not None and wins_over(row.correlation_position):
         after = replace(after, correlation=wish.correlation, correlation_position=position)
     if newest:
         after = replace(after, state=SCHEDULED, position=position)
-    if after.due_ms != row.due_ms or after.state != row.state:
+    if (after.due_ms, after.expires_ms, after.state) != (row.due_ms, row.expires_ms, row.state):
         after = replace(after, generation=row.generation + 1)
     return after
 
 
+def _without_oldest(row: Row) -> Row:
+    """Return a row without what its oldest command has set, except for the state."""
+    if row.due_position == row.oldest:
+        row = replace(row, due_ms=None, expires_ms=None, due_position=None)
+    if row.correlation_position == row.oldest:
+        row = replace(row, correlation=None, correlation_position=None)
+    return row
+
+
 def _has_taken(row: Row, wish: Wish, position: Position) -> bool:
     """Return whether each part of a row that a command sets comes from this command or from a newer one."""
+    if wish.if_absent:
+        return row.oldest <= position
     set_at: list[Position | None] = [row.position]
     if wish.kind == "schedule":
         set_at.append(row.due_position)
@@ -728,6 +855,10 @@ def _row(raw: tuple[Any, ...]) -> Row:
         position,
         None if due_ms is None else due_position,
         None if raw[6] is None else correlation_position,
+        raw[15],
+        position if raw[17] is None else (raw[17], raw[18]),
+        raw[19] is not None,
+        raw[20],
     )
 
 

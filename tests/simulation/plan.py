@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -23,6 +23,8 @@ CALLS = (
 )
 CROWDED = 8
 """One seed in this many has many tenants, a burst, large batches or questions that take their time."""
+WANTED = 8
+"""One seed in this many uses delays, schedules that count only if absent, and timers that expire."""
 SILENT = 16
 """One seed in this many has a command stream that answers no question for a while."""
 HARMLESS = frozenset({"slow questions"})
@@ -186,6 +188,8 @@ def make_plan(seed: int) -> Plan:
         _add_batch_fault(Random(f"failing-{seed}"), plan)
     if seed % CROWDED == 4:
         _add_crowd(Random(f"crowd-{seed}"), plan, lasts)
+    if seed % WANTED == 6:
+        _vary(Random(f"wanted-{seed}"), plan)
     if seed % SILENT == 7:
         _add_silence(Random(f"silence-{seed}"), plan)
     return plan
@@ -208,6 +212,44 @@ def _add_crowd(random: Random, plan: Plan, lasts: float) -> None:
             wish = Wish("list", random.choice(tenants))
             plan.askings.append(asking(at + random.random(), wish, None))
         plan.ends_at = max(plan.ends_at, at + 3.0)
+
+
+def _vary(random: Random, plan: Plan) -> None:
+    """Let tenants say more of some timers than when they are due."""
+    plan.sendings = [_varied_sending(random, sending) for sending in plan.sendings]
+    plan.askings = [_varied_asking(random, asked) for asked in plan.askings]
+
+
+def _varied_sending(random: Random, sending: Sending) -> Sending:
+    if sending.wish.kind != "schedule":
+        return sending
+    envelope = json.loads(sending.body)
+    wish = _varied(random, sending.at, sending.wish, envelope["payload"])
+    return replace(sending, wish=wish, body=json.dumps(envelope).encode())
+
+
+def _varied_asking(random: Random, asked: Asking) -> Asking:
+    if asked.wish is None or asked.wish.kind != "schedule":
+        return asked
+    request = json.loads(asked.body)
+    wish = _varied(random, asked.at, asked.wish, request)
+    return replace(asked, wish=wish, body=json.dumps(request).encode())
+
+
+def _varied(random: Random, at: float, wish: Wish, fields: dict[str, Any]) -> Wish:
+    """Change what is said of a timer, in the message and in what it means."""
+    delay_ms = wish.due_ms - START_MS - int(at * 1000)
+    if random.random() < 0.4 and 0 <= delay_ms < 10**11:
+        del fields["dueAt"]
+        fields["delayMs"] = delay_ms
+        wish = replace(wish, delay_ms=delay_ms)
+    if random.random() < 0.3:
+        fields["ifAbsent"] = True
+        wish = replace(wish, if_absent=True)
+    if random.random() < 0.6:
+        fields["expiresAfterMs"] = random.choice((0, 5, 50, 500, 5_000, 60_000))
+        wish = replace(wish, expires_ms=fields["expiresAfterMs"])
+    return wish
 
 
 class _Workload:
@@ -317,6 +359,12 @@ def asking(at: float, wish: Wish, due_text: str | None) -> Asking:
         if wish.correlation is not None:
             request["correlationId"] = wish.correlation
     return Asking(at, f"timer.api.{wish.tenant}.{wish.kind}", json.dumps(request).encode(), wish)
+
+
+def with_payload(body: bytes, **fields: object) -> bytes:
+    """Return a command with more said in its payload."""
+    envelope = json.loads(body)
+    return json.dumps({**envelope, "payload": {**envelope["payload"], **fields}}).encode()
 
 
 def sendings(random: Random, at: float, wish: Wish, due_text: str | None, number: int) -> list[Sending]:

@@ -3,22 +3,26 @@
 import inspect
 import itertools
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
 from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
 from tests.simulation import process
+from timer_client.wire import Wanted
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
 from timer_service.adapters.nats import batches, inbox, letters, positions, publisher
 from timer_service.adapters.sqlite import exclusion, looks, marks, statements, store
 from timer_service.adapters.system import SystemClock
-from timer_service.domain import messages
+from timer_service.domain import due_timer, messages
 from timer_service.domain import timer as rules
 from timer_service.domain.epochs import StreamEpoch
+from timer_service.ports.event_sink import Published
 from timer_service.service import consume, fire, purge, run
 from timer_service.service.fire import Firing, Unmarked
 from timer_service.workflows import (
@@ -81,14 +85,28 @@ def _together(*changes: Change) -> Change:
     return plant
 
 
-def _fresh_id() -> Change:
+def _fresh_id(kind: type[messages.Event]) -> Change:
     numbers = itertools.count(1)
 
-    def fresh(event: messages.DueTimeReached) -> str:
+    def fresh(event: messages.Event) -> str:
         due_ms = max(messages.epoch_ms(event.due_at), 0)
         return str(UUID(int=due_ms << 80 | 0x7 << 76 | 0b10 << 62 | next(numbers)))
 
-    return replaced(messages.DueTimeReached, "id_text", property(fresh))
+    return replaced(kind, "id_text", property(fresh))
+
+
+def _delay_from_delivery() -> Change:
+    """Let a delay count from the delivery: in the simulation a second later each time."""
+    deliveries: Counter[object] = Counter()
+
+    def due_from(wanted: Wanted, moment: datetime) -> datetime:
+        if wanted.delay_ms is None:
+            return original(wanted, moment)
+        deliveries[moment] += 1
+        return original(wanted, moment + timedelta(seconds=deliveries[moment] - 1))
+
+    original = Wanted.due_from
+    return replaced(Wanted, "due_from", due_from)
 
 
 def _first_epoch(created_us: int) -> StreamEpoch:
@@ -122,7 +140,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ),
         _as_imported(schedule_timers, "schedule_timers", by=consume),
     ),
-    "a fresh id for a repetition": _fresh_id,
+    "a fresh id for a repetition": lambda: _fresh_id(messages.DueTimeReached),
     "earlier than instead of not later than": lambda: _together(
         sql("FIND_DUE", "due_at <= :now", "due_at < :now", looks),
         sql("FIND_DUE_OF_TENANT", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
@@ -150,6 +168,27 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "what the broker has lost is acknowledged": lambda: replaced(
         positions.CommandPositions, "is_current", lambda self, epoch: True
     ),
+    "an expired timer fires all the same": lambda: rewritten(
+        due_timer.DueTimer, "judged", ("if is_late else", "if False else")
+    ),
+    "which event a timer gets is decided anew at each try": lambda: rewritten(
+        due_timer.DueTimer, "judged", ("self.verdict is not None", "False")
+    ),
+    "a verdict is kept after the event is out": lambda: rewritten(
+        fire_due_timers,
+        "_publish",
+        ("    ours = await _settle(claim, undecided, verdicts)\n", "    ours = verdicts\n"),
+        (
+            "    refused = {",
+            "    await _settle(claim, undecided, verdicts)\n    refused = {",
+        ),
+    ),
+    "a verdict in doubt is taken back": lambda: replaced(
+        fire_due_timers, "_NOT_PUBLISHED", frozenset(Published) - {Published.CONFIRMED}
+    ),
+    "an expiry has a fresh id each time": lambda: _fresh_id(messages.TimerExpired),
+    "if absent overwrites": lambda: replaced(rules, "_is_conditional", lambda command: False),
+    "a delay counts from the delivery": _delay_from_delivery,
     "missing tenant filter on mark": lambda: sql(
         "MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''", marks
     ),

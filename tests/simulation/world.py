@@ -642,7 +642,9 @@ class World:
     def command_stored(self, stored: Stored) -> None:
         self.note(f"command {stored.position[1]} stored on {stored.subject}: {stored.data[:300]!r}")
         stream = self.broker.streams[COMMANDS]
-        self.model.command_stored(stored.position, stored.subject, stored.data, losses=stream.losses)
+        self.model.command_stored(
+            stored.position, stored.subject, stored.data, stored.stored_ns // 1000, losses=stream.losses
+        )
 
     def commands_lost(self, lost: Sequence[Stored], newest: Position) -> None:
         self.note(f"the broker comes back with {newest[1]} as its newest command, {len(lost)} are lost")
