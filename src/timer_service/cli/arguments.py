@@ -53,6 +53,16 @@ def duration(text: str) -> timedelta:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def span(text: str) -> timedelta:
+    """Read a duration that a message can hold."""
+    longest = timedelta(milliseconds=wire.MAX_SPAN_MS)
+    if (read := duration(text)) > longest:
+        raise argparse.ArgumentTypeError(
+            f"must be at most 10 years; for a later time use --at (got {text!r})"
+        )
+    return read
+
+
 def moment(text: str) -> datetime:
     """Read a moment with its offset."""
     try:

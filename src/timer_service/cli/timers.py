@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +19,8 @@ from timer_service.cli.arguments import (
     add_client_arguments,
     add_timer_arguments,
     count,
-    duration,
     moment,
+    span,
 )
 from timer_service.cli.conversation import converse
 from timer_service.cli.exits import EXIT_USAGE, complain
@@ -29,19 +30,7 @@ from timer_service.printable import printable, printable_json
 
 def add_commands(commands: Commands) -> None:
     """Add what schedules, cancels and shows timers."""
-    parser = commands.add_parser("schedule", help="schedule or move a timer")
-    parser.add_argument("--tenant", required=True, help="the timer's owner")
-    parser.add_argument("--id", help="the timer's id (a new UUIDv7 if left out)")
-    when = parser.add_mutually_exclusive_group(required=True)
-    when.add_argument(
-        "--in", dest="after", type=duration, metavar="DURATION", help="due in this long, such as 10s or 1h30m"
-    )
-    when.add_argument(
-        "--at", type=moment, metavar="TIME", help="due at this time, such as 2026-12-01T09:00:00+01:00"
-    )
-    parser.add_argument("--correlation-id", help="passed on to the event")
-    add_client_arguments(parser)
-    parser.set_defaults(handler=schedule)
+    _add_schedule(commands)
 
     parser = commands.add_parser("cancel", help="cancel a timer")
     add_timer_arguments(parser)
@@ -59,8 +48,7 @@ def add_commands(commands: Commands) -> None:
 
     parser = commands.add_parser("list", help="list a tenant's timers by due time")
     parser.add_argument("--tenant", required=True, help="the timers' owner")
-    states = ["Scheduled", "Reached", "Cancelled"]
-    parser.add_argument("--state", choices=states, help="only timers in this state")
+    parser.add_argument("--state", choices=get_args(wire.StateText), help="only timers in this state")
     parser.add_argument("--correlation-id", help="only timers with this correlation id")
     parser.add_argument("--due-from", type=moment, metavar="TIME", help="only timers due then or later")
     parser.add_argument("--due-before", type=moment, metavar="TIME", help="only timers due earlier")
@@ -69,23 +57,56 @@ def add_commands(commands: Commands) -> None:
     parser.set_defaults(handler=list_timers)
 
 
+def _add_schedule(commands: Commands) -> None:
+    parser = commands.add_parser("schedule", help="schedule or move a timer")
+    parser.add_argument("--tenant", required=True, help="the timer's owner")
+    parser.add_argument("--id", help="the timer's id (a new UUIDv7 if left out)")
+    when = parser.add_mutually_exclusive_group(required=True)
+    when.add_argument(
+        "--in",
+        dest="after",
+        type=span,
+        metavar="DURATION",
+        help="due so long after the broker stored it, such as 10s or 1h30m",
+    )
+    when.add_argument(
+        "--at", type=moment, metavar="TIME", help="due at this time, such as 2026-12-01T09:00:00+01:00"
+    )
+    parser.add_argument("--correlation-id", help="passed on to the event")
+    parser.add_argument("--if-absent", action="store_true", help="leave a timer that exists as it is")
+    parser.add_argument(
+        "--expires-after",
+        type=span,
+        metavar="DURATION",
+        help="if it could only fire later than this after its due time, it expires instead",
+    )
+    add_client_arguments(parser)
+    parser.set_defaults(handler=schedule)
+
+
 def schedule(options: argparse.Namespace) -> int:
     """Publish ScheduleTimer."""
-    try:
-        due_at = options.at or wire.parse_time((local_now() + options.after).isoformat())
-    except OverflowError:
-        return complain(EXIT_USAGE, "--in: the due time must be before the year 10000")
     timer_id = str(new_id()) if options.id is None else options.id
 
     async def send(client: Timers) -> None:
-        accepted = await client.schedule(timer_id, due_at, correlation_id=options.correlation_id)
+        accepted = await client.schedule(
+            timer_id,
+            options.after if options.at is None else options.at,
+            correlation_id=options.correlation_id,
+            if_absent=options.if_absent,
+            expires_after=options.expires_after,
+        )
+        due = _told(options.after) if options.at is None else _from_now(options.at)
+        unless = ", unless there is such a timer" if options.if_absent else ""
         tell(
             options,
-            f"{options.tenant}/{timer_id} is due at {wire.format_time(due_at)} ({_from_now(due_at)})",
+            f"{options.tenant}/{timer_id} is due {due}{unless}",
             {
                 "tenantId": options.tenant,
                 "serviceCallId": timer_id,
-                "dueAt": wire.format_time(due_at),
+                **(
+                    {"dueAt": wire.format_time(options.at)} if options.at else {"delayMs": _ms(options.after)}
+                ),
                 "commandId": accepted.command_id,
                 "stream": accepted.stream,
                 "sequence": accepted.sequence,
@@ -196,6 +217,15 @@ def _as_line(reached: Reached) -> str:
     return f"{line}  correlation {correlation}" if correlation else line
 
 
+def _told(after: timedelta) -> str:
+    return f"in {after.total_seconds():.1f} s"
+
+
 def _from_now(due_at: datetime) -> str:
-    seconds = (due_at - local_now()).total_seconds()
-    return f"in {seconds:.1f} s" if seconds > 0 else "in the past: fires at once"
+    after = due_at - local_now()
+    told = _told(after) if after > timedelta() else "in the past: fires at once"
+    return f"at {wire.format_time(due_at)} ({told})"
+
+
+def _ms(span: timedelta) -> int:
+    return -(-span // timedelta(milliseconds=1))
