@@ -16,12 +16,12 @@ async def test_every_firing_has_its_effect_exactly_once_while_workers_are_killed
 ) -> None:
     start_service(shared_broker)
     if kind == "sqlite":
-        outcome = await kill_workers(shared_broker, PREFIX, str(tmp_path / "effects.db"), kills=4, seed=1)
+        outcome = await kill_workers(shared_broker, PREFIX, str(tmp_path / "effects.db"), kills=2, seed=1)
     else:
         async with fresh_schema() as url:
-            outcome = await kill_workers(shared_broker, PREFIX, url, kills=4, seed=2)
+            outcome = await kill_workers(shared_broker, PREFIX, url, kills=2, seed=2)
 
-    assert (outcome.kills, outcome.lost, outcome.doubled) == (4, 0, 0)
+    assert (outcome.kills, outcome.lost, outcome.doubled) == (2, 0, 0)
     assert outcome.scheduled
 
 
