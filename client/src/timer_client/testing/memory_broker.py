@@ -77,6 +77,7 @@ class MemoryBroker:
         self._commands = 0
 
     is_connected = True
+    is_closed = False
     last_error = None
 
     def jetstream(self, **_: object) -> "MemoryBroker":
