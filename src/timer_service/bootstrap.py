@@ -73,7 +73,10 @@ async def open_service(
         metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
         metrics.gauges.clock_skew_s.set_function(opened.clock_skew_s)
         store = RetryingStore(opened.store, clock=clock, chance=parts.chance, wrote=metrics.wrote)
-        opening = parts.open_sender(settings, opened.secrets, clock.now, parts.elapsed_s, at_once=False)
+        at_once = (
+            settings.api_port > 0
+        )  # Where callbacks can be asked for: a missing key is said at the start.
+        opening = parts.open_sender(settings, opened.secrets, clock.now, parts.elapsed_s, at_once=at_once)
         callbacks = (opened.store.deliveries, await stack.enter_async_context(opening))
         service = _service(settings, parts, store, bus, callbacks, clock, metrics)
         timers = _timers(instance, store, bus, clock, metrics, service)
