@@ -26,6 +26,7 @@ from timer_client import Timers
 
 WORKERS = 2
 PER_SECOND = 50
+MAX_BEHIND = 100
 LINES = 40
 """A worker dies after it has said at most this many lines: one as a handler begins, one as it ends.
 
@@ -58,7 +59,9 @@ async def kill_workers(
     lives = iter(range(kills))
     await prepare(database)
     async with await nats.connect(broker.url) as connection, AsyncExitStack() as stack:
-        load = asyncio.ensure_future(_load(Timers(connection, tenant=tenant, prefix=prefix), outcome))
+        load = asyncio.ensure_future(
+            _load(Timers(connection, tenant=tenant, prefix=prefix), database, outcome)
+        )
         stack.callback(load.cancel)
 
         def start(die_at: int = 0) -> "subprocess.Popen[str]":
@@ -83,9 +86,12 @@ async def kill_workers(
     return outcome
 
 
-async def _load(timers: Timers, outcome: Outcome) -> None:
-    """Schedule timers that are due at once."""
+async def _load(timers: Timers, database: str, outcome: Outcome) -> None:
+    """Schedule timers that are due at once, no more of them than workers that keep dying can follow."""
     while True:
+        if len(outcome.scheduled) % MAX_BEHIND == 0:
+            while len(outcome.scheduled) - len(set(await effects(database))) > MAX_BEHIND:
+                await asyncio.sleep(0.1)
         name = f"order-{len(outcome.scheduled)}"
         outcome.scheduled.add(name)
         await timers.schedule(name, timedelta())
@@ -93,9 +99,13 @@ async def _load(timers: Timers, outcome: Outcome) -> None:
 
 
 async def _until_done(database: str, outcome: Outcome) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while set(await effects(database)) < outcome.scheduled and time.monotonic() < deadline:
+    """Wait for every effect, as long as there are more of them from time to time."""
+    done, deadline = 0, time.monotonic() + PATIENCE_S
+    while done < len(outcome.scheduled) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
+        found = len(set(await effects(database)))
+        if found > done:
+            done, deadline = found, time.monotonic() + PATIENCE_S
 
 
 def _kill_after(worker: "subprocess.Popen[str]", lines: int, pause_s: float) -> None:
