@@ -59,7 +59,8 @@ def record(command: str, counts: Counts, docs: Path = DOCS) -> None:
     """Keep what a command has counted, and show it on the page."""
     page, kept = docs / PAGE, load(docs)
     kept[command] = {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts}
-    (docs / COUNTS).write_text(json.dumps(dict(sorted(kept.items())), indent=2, ensure_ascii=False) + "\n")
+    kept = dict(sorted(kept.items()))  # On the page in the order of the file, also for a new command.
+    (docs / COUNTS).write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
     page.write_text(before + begin + render(kept) + END + rest.partition(END)[2], "utf-8")
 
