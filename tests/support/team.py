@@ -1,6 +1,5 @@
 """A consumer as another team would write it: plain nats-py, a durable pull consumer, by docs/messages.md."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from tests.support import messages
+from timer_service.waiting import owned
 
 Handler = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -51,12 +51,9 @@ class Team:
     async def consuming(self, name: str, handler: Handler, tenant: str | None = None) -> AsyncIterator[None]:
         """Pull events one by one, and acknowledge each after its handler has returned."""
         await self.add_consumer(name, tenant)
-        task = asyncio.ensure_future(self._pull(name, handler))
-        try:
+        # It cancels again what swallows a cancellation, as nats-py does now and then.
+        async with owned(self._pull(name, handler)):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     async def _pull(self, name: str, handler: Handler) -> None:
         subscription = await self.jetstream.pull_subscribe_bind(name, self.events_stream)

@@ -12,7 +12,7 @@ from nats.js.errors import NotFoundError
 from timer_client.subjects import StreamNames
 from timer_service.domain.errors import TransientError
 from timer_service.ports.clock import Clock
-from timer_service.ports.timer_store import TimerStore
+from timer_service.stores import Store
 
 MAX_CONSUMERS: Final = 10_000
 """Durable consumers of the events that are looked at."""
@@ -35,7 +35,7 @@ class Look:
 class Settling:
     """Asks broker and store whether commands are taken, due timers fired and events acknowledged."""
 
-    def __init__(self, client: Client, prefix: str, store: TimerStore, clock: Clock) -> None:
+    def __init__(self, client: Client, prefix: str, store: Store, clock: Clock) -> None:
         self._jetstream = client.jetstream()
         self._names = StreamNames.of(prefix)
         self._store = store
@@ -60,6 +60,9 @@ class Settling:
         overdue = (await self._store.count(self._clock.now())).overdue
         if overdue:
             return Look((f"timers that are due and have not fired: {overdue}",), (overdue,))
+        callbacks = (await self._store.deliveries.count(self._clock.now())).overdue
+        if callbacks:
+            return Look((f"callbacks that are due or under way: {callbacks}",), (callbacks,))
         before = await self.published()
         lagging, acknowledged = await self._consumers(before)
         if lagging:
@@ -69,10 +72,12 @@ class Settling:
             waiting = f"commands that wait to be taken: {commands.messages}"
             return Look((waiting,), (before, acknowledged, commands.last_seq, commands.messages))
         counts = await self._store.count(self._clock.now())
+        attempts = await self._store.deliveries.due(self._clock.now(), limit=1)
         after = await self.published()
-        if counts.overdue or after != before:
+        if counts.overdue or attempts.found or after != before:
             return Look(("timers that came due just now",), (after, acknowledged, counts.overdue))
-        return Look((), (), counts.next_due_at, after)
+        moments = [at for at in (counts.next_due_at, attempts.next_attempt_at) if at is not None]
+        return Look((), (), min(moments, default=None), after)
 
     async def published(self) -> int:
         """Return how many events the stream has ever had."""
