@@ -23,7 +23,7 @@ NASTY_TIMES = (
 )  # fmt: skip
 FIELDS = (
     "id", "type", "tenantId", "timestampMs", "payload", "aggregateId", "correlationId", "causationId", "_tag",
-    "serviceCallId", "dueAt", "state", "limit", "cursor", "dueFrom", "dueBefore", "new", "__proto__",
+    "serviceCallId", "dueAt", "delayMs", "ifAbsent", "expiresAfterMs", "state", "limit", "cursor", "dueFrom", "dueBefore", "new", "__proto__",
 )  # fmt: skip
 RAW = (
     b"NaN", b"Infinity", b"-Infinity", b"\xef\xbb\xbf{}", b"\xff\xfe{\x00}\x00", b"[" * 5_000, b'{"a":' * 5_000,
@@ -52,8 +52,16 @@ def _json_body(random: Random) -> bytes:
         "serviceCallId": "order-1",
         "dueAt": due_at,
     }
+    if random.random() < 0.3:
+        extra = {"ifAbsent": True, "expiresAfterMs": random.choice((0, 60_000, -1, 2**63, 1.5, True))}
+        wanted = {"delayMs": random.choice((0, 1, 315_576_000_000, 315_576_000_001, "1", 10**40)), **extra}
+        for part in (body, body["payload"]):
+            part.update(wanted)
+            if random.random() < 0.8:
+                del part["dueAt"]
     if random.random() < 0.5:
-        del body["serviceCallId"], body["dueAt"]  # They are a request's; a command has none outside.
+        del body["serviceCallId"]
+        body.pop("dueAt", None)  # They are a request's; a command has none outside.
     for _ in range(random.randrange(4)):
         part = random.choice((body, body.get("payload")))
         if not isinstance(part, dict):

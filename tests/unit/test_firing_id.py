@@ -10,13 +10,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.timers import ACME, at, call, correlation, reached
-from timer_service.domain.messages import ServiceCallId, TenantId, epoch_ms, firing_id
+from timer_service.domain.messages import ServiceCallId, TenantId, TimerExpired, epoch_ms, firing_id
 
 
 def test_the_id_of_a_firing_stays_what_it_was_in_every_release() -> None:
     due_at = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
 
     assert firing_id(ACME, call("order-42"), 1, due_at) == UUID("01a2309e-2400-727c-a3f5-870d5f6aecc1")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "name", "generation", "due_at", "made"),
+    [
+        (
+            "acme",
+            "order-42",
+            1,
+            datetime(2025, 6, 2, 7, 30, tzinfo=UTC),
+            "01972f8c-18c0-7408-9e53-852324dca19e",
+        ),
+        ("acme", "ünïcode-☃", 7, datetime(1969, 1, 1, tzinfo=UTC), "00000000-0000-7157-89b8-3cedcb70cab2"),
+        (
+            "globex",
+            "order-1",
+            2,
+            datetime(2026, 12, 1, 9, 0, 0, 1000, tzinfo=UTC),
+            "01a230d5-1281-7009-a796-af9002ba292d",
+        ),
+    ],
+)
+def test_the_id_of_an_expiry_stays_what_it_was_and_is_not_that_of_the_firing(
+    tenant: str, name: str, generation: int, due_at: datetime, made: str
+) -> None:
+    key = TenantId(tenant), ServiceCallId(name)
+
+    expiry = TimerExpired(*key, due_at, due_at, generation, None)
+
+    assert str(expiry.id) == made
+    assert expiry.id != firing_id(*key, generation, due_at)
 
 
 def test_the_bits_behind_the_time_are_the_hash_of_what_fires() -> None:
