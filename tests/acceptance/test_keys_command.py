@@ -1,0 +1,35 @@
+"""`timer-service keys`: a key is shown once, listed without its secret, and revoked."""
+
+import json
+from pathlib import Path
+
+from tests.support.process import run_cli
+
+
+def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
+    made = run_cli("keys", "create", "--tenant", "acme", "--scope", "read", "--note", "ci", cwd=tmp_path)
+    key_id = made.stdout.split("_")[1]
+    listed = run_cli("keys", "list", "--json", cwd=tmp_path)
+    revoked = run_cli("keys", "revoke", key_id, cwd=tmp_path)
+    unknown = run_cli("keys", "revoke", "nobody", cwd=tmp_path)
+    after = run_cli("keys", "list", "--json", cwd=tmp_path)
+
+    secret = made.stdout.strip().split("_", 2)[2]
+    assert (made.returncode, len(secret), "shown only now" in made.stderr) == (0, 43, True)
+    facts = json.loads(listed.stdout)
+    assert (facts["id"], facts["tenantId"], facts["scopes"], facts["state"]) == (
+        key_id,
+        "acme",
+        ["read"],
+        "valid",
+    )
+    assert secret not in listed.stdout
+    assert (revoked.returncode, unknown.returncode) == (0, 4)
+    assert json.loads(after.stdout)["state"].startswith("revoked")
+    assert (tmp_path / "event_service.db.keys").stat().st_mode & 0o077 == 0
+
+
+def test_a_tenant_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    refused = run_cli("keys", "create", "--tenant", "a.b", cwd=tmp_path)
+
+    assert (refused.returncode, "--tenant must be" in refused.stderr) == (2, True)

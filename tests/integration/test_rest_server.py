@@ -1,0 +1,66 @@
+"""The REST API on a real socket: who trickles in is let go, who asks is answered."""
+
+import asyncio
+import socket
+
+from tests.support.patience import PATIENCE_S
+from tests.support.rest import KEYS, Site
+from tests.support.timers import ACME
+from timer_service.adapters.http.punctual import PunctualProtocol
+from timer_service.adapters.http.rest import serving_api
+from timer_service.adapters.http.server import serving
+
+
+class ImpatientProtocol(PunctualProtocol):
+    head_timeout_s = 0.05
+
+
+def listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+async def test_a_head_that_never_ends_is_not_waited_for() -> None:
+    site = await Site().open()
+
+    with listener() as place:
+        async with serving(site.app, place, http=ImpatientProtocol, ws="none"):
+            reader, writer = await asyncio.open_connection(*place.getsockname())
+            writer.write(b"GET /v1/timers HTTP/1.1\r\nX-Slow: ")
+            async with asyncio.timeout(PATIENCE_S):
+                rest = await reader.read()
+            writer.close()
+
+    assert rest == b""
+
+
+async def test_requests_on_one_connection_are_answered_one_after_the_other() -> None:
+    site = await Site().open()
+    request = f"GET /v1/timers HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEYS[ACME]}\r\n\r\n".encode()
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            reader, writer = await asyncio.open_connection(*place.getsockname())
+            async with asyncio.timeout(PATIENCE_S):
+                for _ in range(2):
+                    writer.write(request)
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    body = await reader.readexactly(len(b'{"timers":[]}'))
+                    assert (head.startswith(b"HTTP/1.1 200"), body) == (True, b'{"timers":[]}')
+            writer.close()
+
+
+async def test_a_stranger_with_a_large_body_is_answered_before_it_is_read() -> None:
+    site = await Site().open()
+    head = (
+        b"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\nExpect: 100-continue\r\n\r\n"
+    )
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            reader, writer = await asyncio.open_connection(*place.getsockname())
+            writer.write(head)
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await reader.read()
+            writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 401")
