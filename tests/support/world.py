@@ -89,7 +89,7 @@ class World:
 
     async def events(self, tenant: str | None = None) -> list[dict[str, Any]]:
         """Return every event the stream holds, in its order."""
-        wanted = f"{self.prefix}.events.{tenant or '*'}.DueTimeReached"
+        wanted = f"{self.prefix}.events.{tenant or '*'}.*"
         return [json.loads(body) for _, body, _ in await self._stream(self.events_stream, wanted)]
 
     async def letters(self) -> list[dict[str, Any]]:
