@@ -56,7 +56,9 @@ CAUGHT_BY: dict[str, int | str] = {
     "a silent command stream is waited for forever": "a command stream that answers no question for long",
     "a silent command stream counts as empty at once": "a command stream that answers no question for long",
     "whatever was stored at the look before counts as applied": 2,
-    "sleep without regard to the poll interval": 2,
+    "sleep without regard to the poll interval": (
+        "a clock that is behind at the start, and set right at the end"
+    ),
     "a request is answered before the commit": "requests that meet each other, commands and firings",
     "a request changes a timer that is being fired": "a request between an event and its mark",
     "two requests for one timer share a transaction": "two requests for one timer at once",
