@@ -73,11 +73,8 @@ async def open_service(
         metrics.gauges.clock_step_held_s.set_function(lambda: clock.held_step_s)
         metrics.gauges.clock_skew_s.set_function(opened.clock_skew_s)
         store = RetryingStore(opened.store, clock=clock, chance=parts.chance, wrote=metrics.wrote)
-        at_once = (
-            settings.api_port > 0
-        )  # Where callbacks can be asked for: a missing key is said at the start.
-        opening = parts.open_sender(settings, opened.secrets, clock.now, parts.elapsed_s, at_once=at_once)
-        callbacks = (opened.store.deliveries, await stack.enter_async_context(opening))
+        sender = await stack.enter_async_context(_sender(settings, parts, opened, clock))
+        callbacks = (opened.store.deliveries, sender)
         service = _service(settings, parts, store, bus, callbacks, clock, metrics)
         timers = _timers(instance, store, bus, clock, metrics, service)
         if settings.http_port:
@@ -104,6 +101,14 @@ async def open_service(
             nats.attach(await stack.enter_async_context(_request_api(settings, timers, metrics, rate_limit)))
         await stack.enter_async_context(opened.listen(service.heard_of))
         yield service
+
+
+def _sender(
+    settings: Settings, parts: Parts, opened: OpenedStore, clock: GuardedClock
+) -> AbstractAsyncContextManager[CallbackSender]:
+    # Where callbacks can be asked for, a missing key is said at the start.
+    at_once = settings.api_port > 0
+    return parts.open_sender(settings, opened.secrets, clock.now, parts.elapsed_s, at_once=at_once)
 
 
 def _metrics(settings: Settings, parts: Parts) -> Metrics:
