@@ -8,6 +8,7 @@ from timer_service import __version__
 from timer_service.cli import (
     clock,
     deadletters,
+    deliveries,
     instances,
     keys,
     listening,
@@ -70,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         instances,
         clock,
         deadletters,
+        deliveries,
         keys,
         stores,
         secrets,

@@ -1,0 +1,143 @@
+"""Look at callbacks and send them again, through the REST API of a running service."""
+
+import argparse
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from timer_service.cli.arguments import Commands, add_json_argument
+from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
+from timer_service.cli.output import add_row, as_block, say, tell
+from timer_service.config import load_settings
+from timer_service.printable import printable_json
+
+ANSWER_TIMEOUT_S: Final = 10.0
+STATES: Final = ("waiting", "delivered", "failed", "abandoned")
+_SERVER_ERROR: Final = 500
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `deliveries`."""
+    group = commands.add_parser("deliveries", help="what became of callbacks, and sending them again")
+    actions = group.add_subparsers(title="actions", metavar="", required=True)
+
+    listing = actions.add_parser("list", help="list the deliveries of a tenant, oldest first")
+    listing.add_argument("--state", choices=STATES, help="in one state only")
+    listing.add_argument("--limit", type=int, default=100, help="how many (%(default)s)")
+    _add_api(listing)
+    listing.set_defaults(handler=list_deliveries)
+
+    show = actions.add_parser("show", help="show the delivery of a timer and its failed attempts")
+    show.add_argument("id", help="the timer's id")
+    _add_api(show)
+    show.set_defaults(handler=show_delivery)
+
+    retry = actions.add_parser("retry", help="send again what has failed, under the same ids")
+    retry.add_argument("id", nargs="?", help="the timer's id (all that have failed)")
+    _add_api(retry)
+    retry.set_defaults(handler=retry_deliveries)
+
+
+def _add_api(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="the REST API, instead of TIMER_API_HOST and TIMER_API_PORT")
+    parser.add_argument("--key-file", help="a file with the tenant's API key, instead of TIMER_API_KEY")
+    add_json_argument(parser)
+
+
+def list_deliveries(options: argparse.Namespace) -> int:
+    """List deliveries."""
+    query = {"limit": options.limit} | ({"state": options.state} if options.state else {})
+    found = _ask(options, "GET", f"/v1/deliveries?{urllib.parse.urlencode(query)}")["deliveries"]
+    if options.json:
+        for each in found:
+            say(printable_json(each))
+        return EXIT_OK
+    table = Table("id", "state", "attempts", "receiver", "due", "error", box=None)
+    for each in found:
+        last = each.get("error") or ""
+        row = (
+            each["serviceCallId"],
+            each["state"],
+            str(each["attempts"]),
+            each["origin"],
+            each["dueAt"],
+            last,
+        )
+        add_row(table, *row)
+    Console().print(table) if found else say("no deliveries")
+    return EXIT_OK
+
+
+def show_delivery(options: argparse.Namespace) -> int:
+    """Show one delivery."""
+    name = urllib.parse.quote(options.id, safe="")
+    found = _ask(options, "GET", f"/v1/timers/{name}/attempts")
+    if options.json:
+        say(printable_json(found))
+        return EXIT_OK
+    say(as_block(found.get("delivery") or {"state": "not fired yet"}))
+    for each in found["attempts"]:
+        say(as_block(each))
+    return EXIT_OK
+
+
+def retry_deliveries(options: argparse.Namespace) -> int:
+    """Send again one callback, or all that have failed."""
+    if options.id is not None:
+        name = urllib.parse.quote(options.id, safe="")
+        delivery = _ask(options, "POST", f"/v1/timers/{name}/retry")["delivery"]
+        tell(options, f"{options.id} {delivery['state'].lower()}", delivery)
+        return EXIT_OK
+    count, more = 0, True
+    while more:
+        answer = _ask(options, "POST", "/v1/deliveries:retry", {"limit": 1_000})
+        count, more = count + answer["retried"], answer["more"]
+    tell(options, f"{count} callbacks are sent again", {"retried": count})
+    return EXIT_OK
+
+
+def _ask(options: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Make one request and return its answer; whatever goes wrong ends the command with one line."""
+    url, key = _api(options)
+    request = urllib.request.Request(  # noqa: S310 - the operator names it
+        url + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"X-API-Key": key, "content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:  # noqa: S310
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        code = EXIT_FAILED if error.code >= _SERVER_ERROR else EXIT_REFUSED
+        raise CommandFailed(code, _detail(error)) from error
+    except (OSError, ValueError) as error:
+        raise CommandFailed(EXIT_FAILED, f"the REST API at {url} does not answer: {error}") from error
+
+
+def _api(options: argparse.Namespace) -> tuple[str, str]:
+    settings = load_settings()
+    url = options.url or (f"http://{settings.api_host}:{settings.api_port}" if settings.api_port else None)
+    if url is None:
+        raise CommandFailed(EXIT_USAGE, "which REST API? Set TIMER_API_PORT, or use --url")
+    if options.key_file is not None:
+        try:
+            return url.rstrip("/"), Path(options.key_file).read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise CommandFailed(EXIT_USAGE, f"--key-file cannot be read: {error}") from error
+    if settings.api_key is None:
+        raise CommandFailed(EXIT_USAGE, "whose callbacks? Set TIMER_API_KEY, or use --key-file")
+    return url.rstrip("/"), settings.api_key.get_secret_value()
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["detail"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"the REST API answered {error.code}"
