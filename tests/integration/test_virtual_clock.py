@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,14 +14,21 @@ from nats.js.api import DeliverPolicy
 from tests.support import messages
 from tests.support.broker import NatsServer
 from tests.support.team import Team, team
+from tests.support.timers import schedule
 from timer_client import RequestRefused, ServiceAway, Timers
 from timer_client.clock import ClockClient
 from timer_client.subjects import Subjects
 from timer_service.adapters.codec import decode_command
+from timer_service.bootstrap import Parts
+from timer_service.config import load_settings
+from timer_service.domain.callback import Callback, RetryPolicy
+from timer_service.domain.delivery import Answered, CallbackRequest
 from timer_service.domain.messages import Position
-from timer_service.testing import START
+from timer_service.service.run import run_service
+from timer_service.testing import START, ScriptedSender
 from timer_service.testing.kit import running_service
-from timer_service.testing.virtual import VirtualService
+from timer_service.testing.virtual import VirtualService, in_memory, open_virtual_service
+from timer_service.testing.virtual_clock import VirtualClock
 from timer_service.testing.walk import NotSettled, WalkLimits
 
 DAY = timedelta(days=1)
@@ -159,6 +167,8 @@ async def test_time_waits_for_a_handler_that_is_still_at_work(shared_broker: Nat
         await other.schedule("order-1", START + DAY)
         walking = asyncio.ensure_future(virtual.walk.advance_to(START + 9 * DAY))
         await begun.wait()
+        for _ in range(50):  # Time enough to go on for whoever does not wait.
+            await other.client.flush()
         stood_at = virtual.walk.now()
         may_end.set()
         walked = await walking
@@ -237,3 +247,32 @@ async def test_a_service_on_real_time_has_no_clock_to_move(shared_broker: NatsSe
     async with team(shared_broker.url, prefix) as other:
         with pytest.raises(ServiceAway, match="start one with `timer-service dev --clock virtual`"):
             await ClockClient(other.client, prefix=prefix).now()
+
+
+async def test_callbacks_and_their_retries_follow_the_virtual_clock(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    tries: list[datetime] = []
+
+    def fail_once(_: CallbackRequest) -> Answered:
+        tries.append(clock.now())
+        return Answered(200 if len(tries) > 1 else 503)
+
+    @asynccontextmanager
+    async def sender(*_: object, **__: object) -> AsyncIterator[ScriptedSender]:
+        yield ScriptedSender(fail_once)
+
+    clock, stop = VirtualClock(), asyncio.Event()
+    settings = load_settings(broker_url=shared_broker.url, subject_prefix=prefix, http_port=0)
+    parts = in_memory(Parts(open_sender=sender, chance=lambda: 0.0))
+    async with open_virtual_service(settings, "one", clock, parts) as virtual:
+        running = asyncio.ensure_future(run_service(virtual.service, stop))
+        callback = Callback("https://shop.example/", retry=RetryPolicy(delays=(timedelta(hours=5),)))
+        await virtual.store.decide(
+            [replace(schedule("order-1", DAY.total_seconds()), callback=callback)], START
+        )
+        await virtual.walk.advance_to(START + 3 * DAY)
+        stop.set()
+        await running
+
+    assert tries == [START + DAY, START + DAY + timedelta(hours=5)]
