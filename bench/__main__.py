@@ -19,6 +19,8 @@ from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
 from bench.report import Figure, as_json, table, updated
 from bench.scale import measure_polls, measure_scale
+from bench.slow_disk import measure_slow_disk
+from bench.tenants import measure_tenants
 from bench.workloads import (
     Bench,
     measure_batches,
@@ -55,8 +57,10 @@ PARTS: Final[dict[str, Measure]] = {
     "limits": measure_limits,
     "steady": measure_steady,
     "both": measure_both,
+    "disk": measure_slow_disk,
     "scale": measure_scale,
     "polls": measure_polls,
+    "tenants": measure_tenants,
     "fairness": measure_fairness,
     "neighbours": measure_neighbours,
     "answers": measure_answers,
@@ -73,18 +77,20 @@ def main() -> int:
         plan = plan.with_pending(options.pending)
     parts = [part for part in PARTS if not options.only or part in options.only]
     figures: list[Figure] = []
+    missing: dict[str, str] = {}
     options.dir.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="bench-") as name:
         folder = Path(name).resolve()
-        limits = Limits(
-            folder, count=plan.limit_count, repeats=plan.repeats, steady_s=min(plan.steady_s, 8.0)
-        )
-        bench = Bench(folder, plan, limits, options.log_level, options.peers)
+        bench = Bench(folder, plan, Limits(folder, plan), options.log_level, options.peers)
         for part in parts:
-            figures += _measured(part, bench)
+            figures += _measured(part, bench, missing)
     figures.sort(key=lambda figure: figure.part != "limits")
     print(table(figures))
+    print("\nWhere it must stand:\n")
+    print(table([figure for figure in figures if figure.goal]))
+    for part, reason in missing.items():
+        print(f"{part}: not measured: {reason}")
     run = {
         "plan": "quick" if options.quick else "full",
         "parts": parts,
@@ -101,13 +107,14 @@ def main() -> int:
     return 0 if {figure.part for figure in figures} == set(parts) else 1
 
 
-def _measured(part: str, bench: Bench) -> Iterator[Figure]:
+def _measured(part: str, bench: Bench, missing: dict[str, str]) -> Iterator[Figure]:
     started = time.monotonic()
     try:
         for figure in PARTS[part](bench):
             _tell(f"{part}: {figure.name}: {figure.value:,.3f} {figure.unit}")
             yield figure
     except NotMeasured as reason:
+        missing[part] = str(reason)
         _tell(f"{part}: NOT MEASURED: {reason}")
     _tell(f"{part}: took {time.monotonic() - started:.0f} s")
 

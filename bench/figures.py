@@ -161,6 +161,21 @@ _SIZING_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
         ("both/2,000/s in and 2,000/s out: p50", "both/2,000/s in and 2,000/s out: p99"),
     ),
     (
+        "the same at 500 timers out per second, with 50 ms added to every sync of the disk",
+        (
+            "disk/500/s with 50 ms added to every sync: p50",
+            "disk/500/s with 50 ms added to every sync: p99",
+        ),
+    ),
+    (
+        "timers fired per second, 100,000 tenants with one due timer each",
+        ("tenants/100,000 tenants with one due timer each",),
+    ),
+    (
+        "one poll for 1,000 timers of 10 tenants with a backlog, beside 100,000 tenants with nothing due",
+        ("tenants/one poll for 1,000, 10 tenants with a backlog of 5,100 beside 100,000 idle",),
+    ),
+    (
         "memory (RSS) with 10,000 / with 1,000,000 pending timers",
         ("scale/10,000 pending: RSS", "scale/1,000,000 pending: RSS"),
     ),

@@ -12,7 +12,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,16 @@ STOP_TIMEOUT_S: Final = 20.0
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 COMMANDS_STREAM: Final = "TIMER_COMMANDS"
 EVENTS: Final = "timer.events.>"
+NOT_READY: Final = "not ready before the first timer was due: the machine is too busy"
+MAX_COPIED_BYTES: Final = 1_000_000_000
 
 
 class NotMeasured(Exception):
     """A measurement that came to nothing, and why; the others go on."""
+
+
+class NotReady(NotMeasured):
+    """Timers were due before everything was ready for them."""
 
 
 def now_ms() -> int:
@@ -39,7 +45,7 @@ def now_ms() -> int:
 def check_in_time(due_ms: int) -> None:
     """Make sure that everything was ready before the first timer was due."""
     if now_ms() >= due_ms:
-        raise NotMeasured("not ready before the first timer was due: the machine is too busy")
+        raise NotReady(NOT_READY)
 
 
 def free_port() -> int:
@@ -124,8 +130,10 @@ class TimerService:
         db_path: Path,
         log_level: str,
         settings: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         self.db_path = db_path
+        self._before = before
         self._folder = folder
         self._log_path = folder / "timer-service.log"
         self._http_port = free_port()
@@ -143,7 +151,7 @@ class TimerService:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "timer_service"],
+                [*self._before, sys.executable, "-m", "timer_service"],
                 cwd=self._folder,  # Without a `.env` file.
                 env={**clean, **self._settings},
                 stdin=subprocess.DEVNULL,
@@ -281,15 +289,21 @@ def rig(
     database: Path | None = None,
     batch_size: int | None = None,
     settings: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[Rig]:
-    """Set up a broker and a service that is not started yet, on a copy of a database or a new one."""
+    """Set up a broker and a service that is not started yet, on a copy of a database or a new one.
+
+    A very large one is used as it is: to copy it would take longer than to measure.
+    """
     chosen = {"TIMER_BATCH_SIZE": str(batch_size)} if batch_size is not None else {}
     folder.mkdir(parents=True)
     broker = Broker(folder / "broker")
     db_path = folder / "timers.db"
-    if database is not None:
+    if database is not None and database.stat().st_size > MAX_COPIED_BYTES:
+        db_path = database
+    elif database is not None:
         _copy_to_disk(database, db_path)
-    service = TimerService(folder, broker, db_path, log_level, {**chosen, **(settings or {})})
+    service = TimerService(folder, broker, db_path, log_level, {**chosen, **(settings or {})}, before)
     try:
         yield Rig(folder, broker, service)
     finally:

@@ -1,4 +1,4 @@
-"""What client, store and machine can do at most, each measured alone."""
+"""What socket, client, store and machine can do at most, each measured alone; and NATS's own scheduler."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -16,9 +17,11 @@ from typing import Final
 import nats
 import uvloop
 
+from bench import plain, schedules
 from bench.harness import Broker, Generator, Listener, lone_broker, now_ms
 from bench.load import Load
 from bench.messages import due_time_reached, uuid7
+from bench.plan import Plan
 from bench.report import median, percentile
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.messages import (
@@ -33,27 +36,38 @@ BATCH: Final = 1_000
 """As many as the service publishes at once under a backlog, with the default TIMER_BATCH_SIZE."""
 LEAD_S: Final = 2.0
 SETTLE_TIMEOUT_S: Final = 30.0
+MAX_STEADY_S: Final = 8.0
 
+PLAIN_READ: Final = "plain socket reads and acks"
+PLAIN_PUBLISH: Final = "plain socket publishes"
 READ: Final = "client reads and acks"
 PUBLISH: Final = "client publishes"
 UPSERT: Final = "store upserts"
 MARK: Final = "store marks"
+AT_TAKES: Final = "NATS @at takes"
+AT_FIRES: Final = "NATS @at fires"
+SYNCED_AT_TAKES: Final = "NATS @at, fsynced, takes"
+SYNCED_AT_FIRES: Final = "NATS @at, fsynced, fires"
+_SCHEDULER: Final = {AT_TAKES: False, AT_FIRES: False, SYNCED_AT_TAKES: True, SYNCED_AT_FIRES: True}
+"""Rates of NATS's own scheduler, and whether it waits for the disk at every write."""
 
 
 class Limits:
     """The limits of this run; each is measured when it is first asked for."""
 
-    def __init__(self, folder: Path, *, count: int, repeats: int, steady_s: float) -> None:
+    def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder / "limits"
-        self._count = count
-        self._repeats = repeats
-        self._steady_s = steady_s
+        self._plan = plan
+        self._count = plan.limit_count
+        self._steady_s = min(plan.steady_s, MAX_STEADY_S)
         self._rates = defaultdict[str, list[float]](list)
         self._lateness: dict[float, list[float]] = {}
 
     def rate(self, name: str) -> float:
         """Return a rate in items per second: the median of all tries so far, at least a few."""
-        while len(self._rates[name]) < self._repeats:
+        if name in _SCHEDULER and not self._rates[name]:
+            self._try_scheduler(sync_always=_SCHEDULER[name])
+        while name not in _SCHEDULER and len(self._rates[name]) < self._plan.repeats:
             self.try_again(name)
         return median(self._rates[name])
 
@@ -72,7 +86,16 @@ class Limits:
         if name in (UPSERT, MARK):
             return self._store()[name == MARK]
         with lone_broker(self._folder) as broker:
-            return (read_and_ack if name == READ else publish)(broker, self._count)
+            return _MEASURES[name](broker, self._count)
+
+    def _try_scheduler(self, *, sync_always: bool) -> None:
+        """Measure both rates at once; a large number once, a small one a few times."""
+        count = self._plan.peer_synced_burst if sync_always else self._plan.peer_burst
+        for _ in range(self._plan.repeats if sync_always else 1):
+            rates = schedules.taken_and_fired(self._folder, count, sync_always=sync_always)
+            names = [name for name, waits in _SCHEDULER.items() if waits is sync_always]
+            for name, rate in zip(names, rates, strict=True):
+                self._rates[name].append(rate)
 
     def _store(self) -> tuple[float, float]:
         self._folder.mkdir()
@@ -82,10 +105,20 @@ class Limits:
             shutil.rmtree(self._folder)
 
 
-def read_and_ack(broker: Broker, count: int) -> float:
-    """Return how many commands per second the stock client fetches and acknowledges."""
+def _fill_commands(broker: Broker, count: int) -> None:
     broker.create_stream("TIMER_COMMANDS", ["timer.commands.>"], retention="workqueue", discard="new")
     Generator(Load(broker.port, count, now_ms() + 86_400_000, 1_000)).seconds()
+
+
+def plain_read_and_ack(broker: Broker, count: int) -> float:
+    """Return how many commands per second are read and acknowledged over a plain socket."""
+    _fill_commands(broker, count)
+    return plain.read_and_ack(broker, count)
+
+
+def read_and_ack(broker: Broker, count: int) -> float:
+    """Return how many commands per second the stock client fetches and acknowledges."""
+    _fill_commands(broker, count)
     return count / uvloop.run(_read_and_ack(broker, count))
 
 
@@ -126,6 +159,14 @@ async def _publish(broker: Broker, count: int) -> float:
     seconds = time.perf_counter() - started
     await client.close()
     return seconds
+
+
+_MEASURES: Final[dict[str, Callable[[Broker, int], float]]] = {
+    PLAIN_READ: plain_read_and_ack,
+    PLAIN_PUBLISH: plain.publish,
+    READ: read_and_ack,
+    PUBLISH: publish,
+}
 
 
 async def upsert_and_mark(path: Path, count: int) -> tuple[float, float]:

@@ -23,24 +23,37 @@ SETTLE_S: Final = 6.0
 TURN_S: Final = 8.0
 FIRST_FIRING_TIMEOUT_S: Final = 60.0
 CRASH_LEAD_MS: Final = 1_500
-WITHIN_20_PERCENT: Final = Goal(1.2, 1.2, of="ratio")
+FLAT: Final = {"p50": Goal(1.2, 1.1, of="ratio"), "p99": Goal(1.5, 1.2, of="ratio")}
+DISK_GOAL: Final = Goal(300, 250)
+COUNT_GOAL: Final = Goal(20, 5)
+FIRST_FIRING_GOAL: Final = Goal(0.6, 0.35)
+GROWN_FROM: Final = 1_000_000
+"""A database with more timers than this is made out of one with as many."""
 
 
 def measure_scale(bench: Bench) -> Iterator[Figure]:
     """Measure the same lateness with few and with many pending timers, and what they cost."""
-    databases = {}
-    for pending in bench.plan.pending:
-        databases[pending] = bench.new_folder().with_suffix(".db")
-        rows.create(databases[pending], rows.pending(pending))
+    databases = _databases(bench)
     smallest: dict[str, float] = {}
     for figure in itertools.chain(
         _lateness(bench, databases),
         *(_costs(bench, pending, database) for pending, database in databases.items()),
-        *(_disk(bench, pending, database) for pending, database in databases.items()),
+        *(_disk(bench, pending, databases[pending]) for pending in databases if pending <= GROWN_FROM),
     ):
         yield _beside_smallest(figure, smallest, f"with {bench.plan.pending[0]:,} pending")
     for database in databases.values():
-        _remove(database)
+        rows.remove(database)
+
+
+def _databases(bench: Bench) -> dict[int, Path]:
+    databases: dict[int, Path] = {}
+    for pending in bench.plan.pending:
+        path = databases[pending] = bench.new_folder().with_suffix(".db")
+        if pending > GROWN_FROM and GROWN_FROM in databases:
+            rows.grow(path, databases[GROWN_FROM], pending // GROWN_FROM)
+        else:
+            rows.create(path, rows.pending(pending))
+    return databases
 
 
 def _beside_smallest(figure: Figure, smallest: dict[str, float], what: str) -> Figure:
@@ -50,8 +63,8 @@ def _beside_smallest(figure: Figure, smallest: dict[str, float], what: str) -> F
         smallest.setdefault(kind, figure.value)
         return figure
     goal = figure.goal
-    if goal is None and kind.endswith(("p50", "p99")):
-        goal = WITHIN_20_PERCENT
+    if goal is None:
+        goal = FLAT.get(kind.rpartition(" ")[2])
     return Figure(figure.part, figure.name, figure.value, figure.unit, what, smallest[kind], goal)
 
 
@@ -86,7 +99,7 @@ def _costs(bench: Bench, pending: int, database: Path) -> Iterator[Figure]:
         yield Figure("scale", f"{name}: peak RSS", memory.peak_mb, "MB", goal=RSS_GOAL)
         yield Figure("scale", f"{name}: idle CPU", share * 100, "% of a core", goal=Goal(1, 0.3))
         first_s = median([_first_firing_s(parts) for _ in range(bench.plan.repeats)])
-        yield Figure("scale", f"{name}: start to first firing", first_s, "s", goal=Goal(3, 1))
+        yield Figure("scale", f"{name}: start to first firing", first_s, "s", goal=FIRST_FIRING_GOAL)
 
 
 def _first_firing_s(parts: Rig) -> float:
@@ -111,14 +124,14 @@ def _disk(bench: Bench, pending: int, database: Path) -> Iterator[Figure]:
         "B",
         "the bytes in its columns",
         _content_bytes(),
-        Goal(450, 250),
+        DISK_GOAL,
     )
     if pending == bench.plan.pending[0]:
         correlated = bench.new_folder().with_suffix(".db")
         rows.create(correlated, rows.pending(pending, correlated=True))
         size = correlated.stat().st_size / pending
         yield Figure("scale", f"{pending:,} pending: disk per timer with a correlation id", size, "B")
-        _remove(correlated)
+        rows.remove(correlated)
 
 
 def _content_bytes() -> float:
@@ -142,7 +155,32 @@ def measure_polls(bench: Bench) -> Iterator[Figure]:
         what = f"with {few:,} pending"
         yield Figure("polls", f"{label}: nothing due", idle_us, "µs", what, nothing)
         yield Figure("polls", f"{label}: {BATCH:,} due", busy_us, "µs", what, full)
-        _remove(database)
+        rows.remove(database)
+    yield from _counts(bench)
+
+
+def _counts(bench: Bench) -> Iterator[Figure]:
+    """Measure the count that a scrape and a status ask for."""
+    overdue, pending = bench.plan.overdue, bench.plan.pending[1]
+    database = bench.new_folder().with_suffix(".db")
+    timers = itertools.chain(rows.pending(pending), rows.due_together(overdue, now_ms() - 1_000))
+    rows.create(database, timers)
+    took = asyncio.run(_counted_ms(database, pending + overdue))
+    name = f"count with {overdue:,} overdue beside {pending:,} pending"
+    yield Figure("polls", name, median(took), "ms", goal=COUNT_GOAL)
+    rows.remove(database)
+
+
+async def _counted_ms(database: Path, expected: int) -> list[float]:
+    now, took = datetime.now(UTC), []
+    async with open_sqlite_store(database, lambda: now) as store:
+        await store.count(now)  # The first one after a start counts all that is pending, once.
+        for _ in range(POLLS):
+            started = time.perf_counter()
+            counts = await store.count(now)
+            took.append((time.perf_counter() - started) * 1000)
+            assert counts.pending == expected
+    return took
 
 
 def _mixed(pending: int, ended: int) -> Iterator[rows.Row]:
@@ -165,8 +203,3 @@ async def _poll_us(store: SqliteTimerStore, now: datetime, expected: int) -> flo
         assert len(claim.timers) == expected
     await store.next_due_at(now)
     return (time.perf_counter() - started) * 1_000_000
-
-
-def _remove(database: Path) -> None:
-    for path in database.parent.glob(f"{database.name}*"):
-        path.unlink()

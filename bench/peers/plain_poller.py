@@ -96,10 +96,12 @@ def measure(bench: Bench) -> Iterator[Figure]:
     """Measure a burst, and a steady load over two intervals."""
     plan, rate = bench.plan, bench.plan.poller_rate
     taken, fired = _burst(bench, plan.poller_burst)
-    read, publish = bench.limits.rate(limits.READ), bench.limits.rate(limits.PUBLISH)
-    yield Figure("peers", f"plain poller: ingest of {plan.poller_burst:,}", taken, "/s", limits.READ, read)
+    read, publish = bench.limits.rate(limits.PLAIN_READ), bench.limits.rate(limits.PLAIN_PUBLISH)
     yield Figure(
-        "peers", f"plain poller: burst of {plan.poller_burst:,}", fired, "/s", limits.PUBLISH, publish
+        "peers", f"plain poller: ingest of {plan.poller_burst:,}", taken, "/s", limits.PLAIN_READ, read
+    )
+    yield Figure(
+        "peers", f"plain poller: burst of {plan.poller_burst:,}", fired, "/s", limits.PLAIN_PUBLISH, publish
     )
     lateness = _run(bench, int(rate * plan.poller_s), rate)[1]
     yield from lateness_figures(bench, "peers", f"plain poller: {rate:,}/s", rate, lateness, goals=False)

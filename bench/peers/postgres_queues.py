@@ -29,7 +29,7 @@ TIMEOUT_S: Final = 300.0
 
 def measure(bench: Bench) -> Iterator[Figure]:
     """Measure how fast each takes jobs and runs them."""
-    publish = bench.limits.rate(limits.PUBLISH)
+    publish = bench.limits.rate(limits.PLAIN_PUBLISH)
     counts = {"pgqueuer": bench.plan.burst[0], "procrastinate": bench.plan.poller_burst}
     for queue, count in counts.items():
         python = _install(bench, queue)
@@ -42,7 +42,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
         taken, ran = (median([result[kind] for result in results]) for kind in ("taken", "ran"))
         yield Figure("peers", f"{queue} on PostgreSQL: bulk insert of {count:,}", taken, "/s")
         yield Figure(
-            "peers", f"{queue} on PostgreSQL: {count:,} due at once", ran, "/s", limits.PUBLISH, publish
+            "peers", f"{queue} on PostgreSQL: {count:,} due at once", ran, "/s", limits.PLAIN_PUBLISH, publish
         )
 
 
