@@ -28,6 +28,7 @@ ALLOWED = {
     ("test_streams.py", "ACK_WAIT_S = 17.0"): "a setting of the consumer, compared with what the broker has",
     ("test_source_and_sink.py", "wait({receiving}, timeout=0.05)"): "expects that nothing comes",
     ("test_publisher.py", "timeout_s=0.5"): "the time-out that is tested",
+    ("test_batches.py", "timeout_s=0.0"): "the time-out that is tested: no answer comes",
     ("test_letters.py", "ROOM_TIMEOUT_S = 0.001"): "how long the code waits, not the test",
     ("world.py", 'request("$JS.API.INFO", timeout=0.5)'): "tried again, up to PATIENCE_S",
     ("load.py", "self.client.jetstream(timeout=1)"): "the tenant sends again",
