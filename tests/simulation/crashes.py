@@ -425,7 +425,14 @@ NEVER_WAITS = {
     ): "asked for over HTTP, which is not simulated",
     ("bootstrap.py", "bus.running()"): "starts a task and waits for nothing",
     ("bootstrap.py", "_request_api(settings"): "the same",
-    ("bootstrap.py", "listen(service.wake_for)"): "starts a task on PostgreSQL and nothing on SQLite",
+    ("bootstrap.py", "listen(service.heard_of)"): "starts a task on PostgreSQL and nothing on SQLite",
+    ("bootstrap.py", "_sender(settings"): "the stories have no callbacks",
+    ("bootstrap.py", "resealing(settings"): "the same",
+    ("adapters/sqlite/store.py", "keep_callbacks("): "the same",
+    ("adapters/sqlite/store.py", "forget_callbacks("): "the same",
+    ("adapters/sqlite/store.py", "self._delivery_reader"): "the same",
+    ("adapters/sqlite/marks.py", "open_deliveries("): "the same",
+    ("service/run.py", "delivering.observe()"): "asked for over HTTP, which is not simulated",
 }
 """Places at which nobody can be killed, each with the reason."""
 
