@@ -281,8 +281,9 @@ class Model:
         if row is None:
             return bool(versions)  # Kept once, and purged since.
         if position in self._after_loss:
-            # Whatever it was, its effect is in the row since it was stored, or that of a newer command.
-            return row.state in FINAL or versions[-1].since >= self._after_loss[position]
+            # Whatever it was, its effect is in the row since it was stored, or that of a newer command; a
+            # schedule if absent has none on a timer that is there.
+            return row.state in FINAL or wish.if_absent or versions[-1].since >= self._after_loss[position]
         return row.state in FINAL or _has_taken(row, wish, position)
 
     def event_sent(self, life: int, subject: str, body: bytes, headers: dict[str, str], reply: str) -> None:
