@@ -10,14 +10,23 @@ from timer_client.wire import format_time
 from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
+from timer_service.adapters.http.builder import CommandBuilder
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.compact import CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
+from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.http.openapi import documents
-from timer_service.adapters.http.rest import compact_routes, delivery_routes, serving_api, v1_routes
+from timer_service.adapters.http.rest import (
+    compact_routes,
+    delivery_routes,
+    dry_run_routes,
+    serving_api,
+    v1_routes,
+)
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.webhook.keyring import Keyring
+from timer_service.adapters.webhook.preparing import HttpCallbackPreview, Preparer
 from timer_service.config import Settings
 from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
@@ -55,10 +64,12 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
     """Return the application, which knows no port."""
     sealing = sealing_keys(settings)
     keyring = Keyring(parts.opened.secrets, sealing, parts.clock.now, parts.elapsed_s)
-    desk = CallbackDesk(HeaderVault(sealing), address_rules(settings))
-    handlers = TimerHandlers(
-        parts.timers, parts.deliveries, desk, parts.clock.now, has_broker=settings.has_broker
-    )
+    preparer = Preparer(keyring, HeaderVault(sealing), address_rules(settings))
+    desk = CallbackDesk(preparer.vault, preparer.rules)
+    builder = CommandBuilder(desk, parts.clock.now, has_broker=settings.has_broker)
+    handlers = TimerHandlers(parts.timers, parts.deliveries, desk, builder)
+    preview = HttpCallbackPreview(preparer, has_proxy=settings.callback_proxy is not None)
+    dry_run = DryRunHandlers(builder, preview, parts.clock.now)
     deliveries = DeliveryHandlers(parts.deliveries, lambda tenant_id: _public_keys(keyring, tenant_id))
     compact = CompactHandlers(parts.timers, parts.deliveries, desk, parts.clock.now)
     doorkeeper = Doorkeeper(
@@ -68,7 +79,12 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
         single_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
         single_tenant=settings.api_tenant,
     )
-    routes = (*v1_routes(handlers), *delivery_routes(deliveries), *compact_routes(compact))
+    routes = (
+        *v1_routes(handlers),
+        *dry_run_routes(dry_run),
+        *delivery_routes(deliveries),
+        *compact_routes(compact),
+    )
     return ApiApp(
         (*routes, *documents(routes)),
         doorkeeper,

@@ -19,7 +19,6 @@ from tests.support.callbacks import FIRING, keyring_of, request_to, sending
 from tests.support.receiver import OK, Received, receiving
 from tests.support.timers import ACME
 from timer_service import __version__
-from timer_service.adapters.webhook.message import Message
 from timer_service.adapters.webhook.sender import MAX_RESPONSE_BYTES
 from timer_service.adapters.webhook.signature import read_verifier, signed_content
 from timer_service.domain.callback import Method, Signing
@@ -119,19 +118,6 @@ async def test_a_named_secret_is_filled_in_when_sending_so_one_update_changes_al
 
     assert [each.headers["authorization"] for each in receiver.requests] == ["Bearer first", "Bearer second"]
     assert result == Unreachable(Trouble.SECRET, "there is no secret named token")
-
-
-async def test_a_dry_run_gives_the_bytes_that_are_sent() -> None:
-    async with receiving() as receiver, sending() as sender:
-        request = request_to(receiver.url(), headers={"X-Own": "1"})
-        prepared = await sender.prepare(request)
-        assert receiver.connections == 0
-        await sender.send(request)
-
-    assert isinstance(prepared, Message)
-    [received] = receiver.requests
-    assert received.body == prepared.body
-    assert prepared.headers.items() <= received.headers.items()
 
 
 async def test_a_redirect_is_not_followed_and_says_where_it_pointed() -> None:

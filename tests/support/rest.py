@@ -6,24 +6,28 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.callbacks import VAULT, keyring_of
 from tests.support.timers import ACME, GLOBEX
-from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
+from timer_service.adapters.http.builder import CommandBuilder
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.compact import CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
+from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.openapi import documents
-from timer_service.adapters.http.rest import compact_routes, delivery_routes, v1_routes
+from timer_service.adapters.http.rest import compact_routes, delivery_routes, dry_run_routes, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.no_broker import NoBroker
-from timer_service.adapters.sealing import SecretKeys
+from timer_service.adapters.webhook.preparing import HttpCallbackPreview, Preparer
+from timer_service.adapters.webhook.resolver import LookUp
 from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of
 from timer_service.domain.messages import TenantId
+from timer_service.ports.callback_preview import CallbackPreview
 from timer_service.ports.health import Health, Recent
-from timer_service.targets import AddressRules
+from timer_service.targets import AddressRules, read_allowed
 from timer_service.testing import ManualClock, MemoryApiKeys, MemoryTimerStore
 from timer_service.timers import Timers
 
@@ -33,6 +37,11 @@ JSON = {"content-type": "application/json"}
 
 async def _no_keys(_: TenantId) -> list[dict[str, Any]]:
     return []
+
+
+def everywhere(_: str, port: int) -> list[Any]:
+    """Find one public address for every name."""
+    return [(2, 1, 6, "", ("93.184.216.34", port))]
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,10 @@ class Site:
     rate: int = 0
     burst: int = 500
     has_broker: bool = True
+    has_proxy: bool = False
+    allow: str = ""
+    look_up: LookUp = everywhere
+    preview: CallbackPreview | None = None
     woken: list[Any] = field(default_factory=list)
     receive_timeout_s: float = 10.0
 
@@ -76,12 +89,16 @@ class Site:
             counted=lambda _: None,
         )
         self.deliveries = Deliveries(self.store.deliveries, self.clock, self.woken.append)
-        desk = CallbackDesk(HeaderVault(SecretKeys([bytes(32)])), AddressRules())
-        handlers = TimerHandlers(
-            self.timers, self.deliveries, desk, self.clock.now, has_broker=self.has_broker
+        self.preparer = Preparer(keyring_of(), VAULT, AddressRules(read_allowed(self.allow)))
+        desk = CallbackDesk(self.preparer.vault, self.preparer.rules)
+        builder = CommandBuilder(desk, self.clock.now, has_broker=self.has_broker)
+        handlers = TimerHandlers(self.timers, self.deliveries, desk, builder)
+        preview = self.preview or HttpCallbackPreview(
+            self.preparer, has_proxy=self.has_proxy, look_up=self.look_up
         )
         routes = (
             *v1_routes(handlers),
+            *dry_run_routes(DryRunHandlers(builder, preview, self.clock.now)),
             *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys)),
             *compact_routes(CompactHandlers(self.timers, self.deliveries, desk, self.clock.now)),
         )

@@ -28,6 +28,18 @@ async def test_the_example_of_a_callback_is_accepted() -> None:
     assert (await site.ask("POST", "/v1/timers", example("callback"))).status == 201
 
 
+async def test_the_example_of_a_dry_run_leads_to_its_answer() -> None:
+    site = await Site().open()
+
+    answer = (await site.ask("POST", "/v1/timers:dryRun", example("dry run"))).json
+
+    shown = example("dry run answered")
+    # Keys are random.
+    signatures = [each["request"]["headers"].pop("webhook-signature") for each in (answer, shown)]
+    assert [each[:4] for each in signatures] == ["v1a,"] * 2
+    assert answer == shown
+
+
 async def test_the_example_of_an_error_is_what_is_answered() -> None:
     site = await Site().open()
 

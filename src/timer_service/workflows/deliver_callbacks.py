@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from timer_service.domain.attempts import next_request
 from timer_service.domain.delivery import (
     Attempt,
-    CallbackRequest,
     CallResult,
     after_attempt,
     expire,
@@ -107,21 +107,8 @@ async def attempt(
     started_at = clock.now()
     if (expired := expire(before, started_at)) is not None:
         return Attempted(Finished(before, expired), None, started_at, started_at)
-    result = await sender.send(
-        CallbackRequest(
-            tenant_id=before.tenant_id,
-            service_call_id=before.service_call_id,
-            callback=claimed.callback,
-            id=before.id,
-            generation=before.generation,
-            due_at=before.due_at,
-            reached_at=before.opened_at,
-            attempt=before.attempts + 1,
-            sent_at=started_at,
-            correlation_id=claimed.correlation_id,
-            trace=claimed.trace,
-        )
-    )
+    request = next_request(before, claimed.callback, claimed.correlation_id, claimed.trace, started_at)
+    result = await sender.send(request)
     ended_at = max(clock.now(), started_at)
     after = after_attempt(before, claimed.callback.retry, result, started_at, ended_at, chance)
     failure = None

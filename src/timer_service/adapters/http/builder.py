@@ -7,11 +7,11 @@ from uuid import UUID
 
 from timer_client import wire
 from timer_service.adapters import codec
-from timer_service.adapters.http import bodies
+from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Request
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.problems import invalid
-from timer_service.adapters.http.timer_bodies import PatchBody, TimerBody
+from timer_service.adapters.http.timer_bodies import NewTimerBody, PatchBody, TimerBody
 from timer_service.domain.callback import NO_CALLBACK, Callback, NoCallback
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import (
@@ -108,6 +108,13 @@ class CommandBuilder:
         """Raise Problem if a timer could fire nowhere."""
         if callback is NO_CALLBACK and not self._has_broker:
             raise invalid("is required: this service has no broker to publish on", f"{pointer}/callback")
+
+    def name_for(self, request: Request, body: NewTimerBody) -> ServiceCallId:
+        """Return the id of a new timer: the one in the body, or one of ours."""
+        if body.service_call_id is not None:
+            return ServiceCallId(body.service_call_id)
+        key = conditions.idempotency_key(request.headers)
+        return self.new_id() if key is None else conditions.id_from_key(request.caller.tenant_id, key)
 
     def new_id(self) -> ServiceCallId:
         """Return a new UUIDv7."""

@@ -48,6 +48,17 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "rest.batch": Operation(
         "Create up to 1,000 timers in one transaction", (200,), BatchBody, None, ("results",)
     ),
+    "rest.dry_run": Operation(
+        "Show what a timer would send, and send nothing",
+        *(
+            (200,),
+            NewTimerBody,
+            None,
+            ("sentAt", "request", "target", "attemptsAt"),
+            (),
+            ("Idempotency-Key",),
+        ),
+    ),
     "rest.get": Operation(
         "Show a timer", (200, 304), required=("timer",), refusals=(404,), headers=_MATCH[1:]
     ),

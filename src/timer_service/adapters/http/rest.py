@@ -9,6 +9,7 @@ from typing import Final
 from timer_service.adapters.http.api import ApiApp, Route
 from timer_service.adapters.http.compact import CompactHandlers, as_compact
 from timer_service.adapters.http.deliveries import DeliveryHandlers
+from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.punctual import PunctualProtocol
 from timer_service.adapters.http.server import serving
 from timer_service.adapters.http.v1 import TimerHandlers
@@ -40,6 +41,11 @@ def v1_routes(handlers: TimerHandlers) -> Sequence[Route]:
         Route("PATCH", one, "rest.patch", handlers.patch, Scope.WRITE, _PATCH),
         Route("DELETE", one, "rest.cancel", handlers.cancel, Scope.WRITE),
     )
+
+
+def dry_run_routes(handlers: DryRunHandlers) -> Sequence[Route]:
+    """Return the path that sends nothing."""
+    return (Route("POST", "/v1/timers:dryRun", "rest.dry_run", handlers.dry_run, Scope.WRITE, _JSON),)
 
 
 def delivery_routes(handlers: DeliveryHandlers) -> Sequence[Route]:

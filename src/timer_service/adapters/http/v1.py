@@ -1,7 +1,5 @@
 """The API in the service's own words: /v1."""
 
-from collections.abc import Callable
-from datetime import datetime
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -57,27 +55,18 @@ class TimerHandlers:
         timers: Timers,
         deliveries: Deliveries,
         desk: CallbackDesk,
-        now: Callable[[], datetime],
-        *,
-        has_broker: bool,
+        builder: CommandBuilder,
     ) -> None:
         self._timers = timers
         self._views = TimerViews(deliveries, desk)
-        self._builder = CommandBuilder(desk, now, has_broker=has_broker)
+        self._builder = builder
 
     async def create(self, request: Request) -> Answer:
         """Create a timer; a repeated request with the same key finds the timer as it is now."""
         value = bodies.parsed(request.body)
         body = bodies.read_value(NewTimerBody, value)
         key = conditions.idempotency_key(request.headers)
-        if body.service_call_id is not None:
-            name = ServiceCallId(body.service_call_id)
-        else:
-            name = (
-                self._builder.new_id()
-                if key is None
-                else conditions.id_from_key(request.caller.tenant_id, key)
-            )
+        name = self._builder.name_for(request, body)
         fingerprint = None if key is None else conditions.fingerprint_of(value)
         command = self._builder.whole(request, name, body, expected=frozenset(), fingerprint=fingerprint)
         settled = await self._timers.carry_out(command)

@@ -24,24 +24,29 @@ def result_of(error: aiohttp.ClientError) -> Blocked | Unreachable:
 
 def _not_connected(error: aiohttp.ClientError) -> Blocked | Unreachable:
     match error:
-        case aiohttp.ClientConnectorError(os_error=DeniedAddress(reason=reason)):
-            return Blocked(f"the address is not called: {reason}")
+        case aiohttp.ClientConnectorError(os_error=DeniedAddress() as denied):
+            return Blocked(blocked_by(denied))
         case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
             text = getattr(cause, "verify_message", "") or "the certificate is not valid"
             return Unreachable(Trouble.TLS, str(text))
         case aiohttp.ClientSSLError():
             return Unreachable(Trouble.TLS, "the handshake failed")
         case aiohttp.ClientConnectorDNSError(os_error=cause):
-            return Unreachable(Trouble.DNS, _reason(cause))
+            return Unreachable(Trouble.DNS, reason_of(cause))
         case aiohttp.ClientProxyConnectionError(os_error=cause):
-            return Unreachable(Trouble.CONNECT, f"the proxy: {_reason(cause)}")
+            return Unreachable(Trouble.CONNECT, f"the proxy: {reason_of(cause)}")
         case aiohttp.ClientConnectorError(os_error=cause):
-            return Unreachable(Trouble.CONNECT, _reason(cause))
+            return Unreachable(Trouble.CONNECT, reason_of(cause))
         case _:
             return Unreachable(Trouble.CONNECT, "no connection")
 
 
-def _reason(error: OSError) -> str:
+def blocked_by(error: DeniedAddress) -> str:
+    """Return which rule denies an address, without the address."""
+    return f"the address is not called: {error.reason}"
+
+
+def reason_of(error: OSError) -> str:
     """Return what the system calls an error, without the address that its text may hold."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror or "the name was not found").lower()

@@ -15,25 +15,23 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from timer_service.adapters.callback_headers import HeaderVault, secrets_named, with_secrets
-from timer_service.adapters.sealing import NotOpened
+from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.webhook.connector import ATTEMPT, MAX_KEPT, Attempt, Pace, WatchedConnector
 from timer_service.adapters.webhook.failures import result_of
 from timer_service.adapters.webhook.guard import MakeSocket, guarded
 from timer_service.adapters.webhook.keyring import Keyring
-from timer_service.adapters.webhook.message import Message, build_message
+from timer_service.adapters.webhook.message import Message
+from timer_service.adapters.webhook.preparing import Preparer
 from timer_service.adapters.webhook.resolver import GuardedResolver, LookUp, look_up
 from timer_service.domain.delivery import (
     Answered,
-    Blocked,
     CallbackRequest,
     CallResult,
     TimedOut,
     Trouble,
     Unreachable,
 )
-from timer_service.domain.errors import TimerServiceError
-from timer_service.targets import AddressRules, read_allowed, read_target
+from timer_service.targets import AddressRules, read_allowed
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024
 KEEP_ALIVE_S: Final = 5.0
@@ -72,7 +70,7 @@ async def open_sender(
         _session(options, context, pace, force_close=False) as session,
         _session(options, context, pace, force_close=True) as fresh,
     ):
-        yield HttpCallbackSender(keyring, vault, options.rules, session, fresh)
+        yield HttpCallbackSender(Preparer(keyring, vault, options.rules), session, fresh)
 
 
 def _session(
@@ -106,15 +104,11 @@ class HttpCallbackSender:
 
     def __init__(
         self,
-        keyring: Keyring,
-        vault: HeaderVault,
-        rules: AddressRules,
+        preparer: Preparer,
         session: aiohttp.ClientSession,
         fresh: aiohttp.ClientSession,
     ) -> None:
-        self.keyring = keyring
-        self.vault = vault
-        self.rules = rules
+        self._preparer = preparer
         self._session = session
         self._fresh = fresh
         """Never uses a connection twice."""
@@ -126,7 +120,7 @@ class HttpCallbackSender:
         ATTEMPT.set(attempt)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
-                prepared = await self.prepare(request)
+                prepared = await self._preparer.prepare_to_send(request)
                 return await self._call(prepared, attempt) if isinstance(prepared, Message) else prepared
         except TimeoutError:
             # The status decides: a body that takes too long changes nothing about it.
@@ -136,27 +130,6 @@ class HttpCallbackSender:
             kind = type(error).__name__
             log.error("callback.failed", kind=kind, tenant=request.tenant_id, place=_place(error))
             return Unreachable(Trouble.RESET, f"unexpected: {kind}")
-
-    async def prepare(self, request: CallbackRequest) -> Message | Blocked | Unreachable:
-        """Return the exact bytes of an attempt, or why there are none; nothing is sent."""
-        callback = request.callback
-        try:
-            target = read_target(callback.url, self.rules)
-        except ValueError as error:
-            return Blocked(f"the URL {error}")
-        try:
-            headers = self.vault.opened(request.key, callback.headers)
-            secrets = await self.keyring.secrets_for(request.tenant_id, callback.signing)
-        except NotOpened as error:
-            return Unreachable(Trouble.SECRET, str(error))
-        except TimerServiceError as error:
-            return Unreachable(Trouble.SECRET, error.public)
-        named = secrets.named or {}
-        missing = sorted(set(secrets_named(headers)) - named.keys())
-        if missing:
-            return Unreachable(Trouble.SECRET, f"there is no secret named {', '.join(missing)}")
-        keys = secrets.keys(callback.signing, request.sent_at)
-        return build_message(request, target.url, with_secrets(headers, named), keys)
 
     async def _call(self, message: Message, attempt: Attempt) -> CallResult:
         try:
