@@ -97,8 +97,9 @@ coverage: install  ## Measure branch coverage of core, loops, stores, wire and N
 	$(BIN)/coverage json -q -o .coverage.json
 	@$(BIN)/python -m tests.support.guarantees .coverage.json $(if $(RECORD),--record)
 
-docs: install  ## Write the tables of settings, commands and figures in the documents again
+docs: install  ## Write the tables of settings, commands and figures, docs/asyncapi.yaml and docs/schemas again
 	$(BIN)/python -m tests.support.reference
+	$(BIN)/python -m tests.support.asyncapi
 	$(BIN)/python -m bench.figures
 
 format: install  ## Format the code

@@ -1,6 +1,10 @@
-"""The TypeScript program of docs/messages.md, run with node under the permissions that the page shows."""
+"""What needs node and npm: the TypeScript program of docs/messages.md, and AsyncAPI's parser.
+
+The program is run under the permissions that the page shows.
+"""
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.asyncapi import ASYNCAPI
 from tests.support.broker import NatsServer
-from tests.support.documents import marked_blocks
+from tests.support.documents import ROOT, marked_blocks
 from tests.support.patience import PATIENCE_S
 from tests.support.world import World
 
@@ -24,6 +29,13 @@ const { transpileModule, ModuleKind, ScriptTarget } = require("typescript");
 const compilerOptions = { module: ModuleKind.ESNext, target: ScriptTarget.ES2022 };
 const { outputText } = transpileModule(readFileSync("program.ts", "utf-8"), { compilerOptions });
 writeFileSync("program.mjs", outputText);
+"""
+PARSER = "@asyncapi/parser@3.6.0"
+PARSE = """
+import { Parser, fromFile } from "@asyncapi/parser";
+const { document, diagnostics } = await fromFile(new Parser(), process.argv[2]).parse();
+const errors = diagnostics.filter(({ severity }) => severity === 0).map(({ message }) => message);
+console.log(JSON.stringify([errors, document?.operations().all().map((each) => each.id())]));
 """
 
 
@@ -59,6 +71,17 @@ async def test_the_typescript_program_handles_its_event(project: Path, tmp_path:
     assert (said, complaints) == ("order-42 is due\n", [])
 
 
+def test_the_asyncapi_document_is_read_without_an_error(tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text("{}")
+    (tmp_path / "parse.mjs").write_text(PARSE)
+    _run("npm", "install", "--no-audit", "--no-fund", PARSER, cwd=tmp_path)
+
+    errors, operations = json.loads(_run("node", "parse.mjs", str(ROOT / ASYNCAPI), cwd=tmp_path))
+
+    assert errors == []
+    assert {"receiveScheduleTimer", "sendDueTimeReached", "answer-schedule"} <= set(operations)
+
+
 @contextmanager
 def _running(folder: Path, url: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
@@ -76,6 +99,7 @@ def _running(folder: Path, url: str) -> Iterator["subprocess.Popen[str]"]:
         process.communicate(timeout=PATIENCE_S)
 
 
-def _run(*command: str, cwd: Path) -> None:
+def _run(*command: str, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -13,7 +13,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-_SAYS_NOTHING = {"title", "description", "format", "default", "$defs"}
+_SAYS_NOTHING = {"$schema", "title", "description", "format", "default", "$defs"}
 
 
 def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = None) -> list[str]:
@@ -51,6 +51,11 @@ def _any_of(value: Any, rule: list[dict[str, Any]], root: dict[str, Any]) -> lis
     return [] if any(not found for found in tries) else tries[0]
 
 
+def _one_of(value: Any, rule: list[dict[str, Any]], root: dict[str, Any]) -> list[str]:
+    fitting = [choice for choice in rule if not complaints(value, choice, root)]
+    return [] if len(fitting) == 1 else [f"{len(fitting)} of {rule} fit"]
+
+
 def _reference(value: Any, rule: str, root: dict[str, Any]) -> list[str]:
     return complaints(value, root["$defs"][rule.removeprefix("#/$defs/")], root)
 
@@ -61,6 +66,7 @@ _RULES: dict[str, Callable[[Any, Any, dict[str, Any]], list[str]]] = {
     "required": _required,
     "items": _items,
     "anyOf": _any_of,
+    "oneOf": _one_of,
     "$ref": _reference,
     "enum": lambda value, rule, _: [] if value in rule else [f"{value!r} is none of {rule}"],
     "const": lambda value, rule, _: [] if value == rule else [f"{value!r} is not {rule!r}"],
