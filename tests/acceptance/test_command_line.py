@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import messages
 from tests.support.broker import NatsServer
 from tests.support.messages import in_seconds, iso, parse
 from tests.support.patience import PATIENCE_S
@@ -340,6 +341,19 @@ async def test_watch_shows_an_event_with_its_lateness_in_one_line(world: World) 
     assert shown is not None, line
     assert parse(shown[1]) == due
     assert int(shown[2]) >= 0
+
+
+async def test_watch_shows_an_expired_timer_as_such(world: World) -> None:
+    world.service().start_ready()
+
+    async with Watch(world, "--tenant", "acme") as watch:
+        await watch.ready("acme")
+        late = messages.schedule("acme", "order-42", in_seconds(-60))
+        await world.send(messages.with_payload(late, expiresAfterMs=1_000))
+        line = await watch.line()
+
+    shown = re.fullmatch(r"\S+Z  acme/order-42  due \S+  [+]\d+ ms  generation 1  expired\n", line)
+    assert shown is not None, line
 
 
 async def test_watch_for_a_program_prints_the_whole_event_and_its_lateness(world: World) -> None:

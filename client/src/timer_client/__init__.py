@@ -12,7 +12,7 @@ from timer_client.errors import (
     TimerError,
     TimerNotFound,
 )
-from timer_client.events import Reached
+from timer_client.events import Expired, Reached
 from timer_client.firing import Firing
 from timer_client.once import POSTGRES_FIRINGS_TABLE, SQLITE_FIRINGS_TABLE, create_firings_table
 from timer_client.operator import OperatorClient
@@ -28,6 +28,7 @@ __all__ = [
     "Consumer",
     "ConsumerConflict",
     "Decision",
+    "Expired",
     "Firing",
     "Handler",
     "NotPermitted",

@@ -16,11 +16,11 @@ from timer_client.connection import now_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A DueTimeReached event as it came in."""
+class Seen:
+    """An event as it came in."""
 
     envelope: wire.Envelope
-    payload: wire.DueTimeReachedPayload
+    payload: wire.FiringPayload
     body: bytes
     received_ms: int
 
@@ -30,9 +30,23 @@ class Reached:
         return self.received_ms - round(self.payload.due_at.timestamp() * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class Reached(Seen):
+    """A DueTimeReached event as it came in."""
+
+    payload: wire.DueTimeReachedPayload
+
+
+@dataclass(frozen=True, slots=True)
+class Expired(Seen):
+    """A TimerExpired event as it came in."""
+
+    payload: wire.TimerExpiredPayload
+
+
 async def watch_events(
     connection: Client, subject: str, subscribed: Callable[[], None]
-) -> AsyncIterator[Reached]:
+) -> AsyncIterator[Reached | Expired]:
     """Yield each event on a subject as it is published."""
     subscription = await connection.subscribe(subject)
     await _until_told(connection)
@@ -46,6 +60,17 @@ async def watch_events(
             continue  # Not one of the service's: anybody with the permission can publish here.
         if isinstance(payload, wire.DueTimeReachedPayload):
             yield Reached(envelope, payload, message.data, received_ms)
+        elif isinstance(payload, wire.TimerExpiredPayload):
+            yield Expired(envelope, payload, message.data, received_ms)
+
+
+async def watch_reached(
+    connection: Client, subject: str, subscribed: Callable[[], None]
+) -> AsyncIterator[Reached]:
+    """Yield each DueTimeReached on a subject as it is published."""
+    async for seen in watch_events(connection, subject, subscribed):
+        if isinstance(seen, Reached):
+            yield seen
 
 
 class Ear:

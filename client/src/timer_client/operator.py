@@ -22,7 +22,7 @@ from timer_client.connection import (
     read_answer,
 )
 from timer_client.errors import RequestRefused
-from timer_client.events import Reached, watch_events
+from timer_client.events import Expired, Reached, watch_events, watch_reached
 from timer_client.subjects import SERVICE_NAME
 
 QUIET_S: Final = 0.15
@@ -45,11 +45,17 @@ class OperatorClient(BrokerClient):
     def watch(
         self, tenant_id: str | None = None, *, subscribed: Callable[[], None] = lambda: None
     ) -> AsyncIterator[Reached]:
-        """Yield each event of one tenant, or of all, as it is published.
+        """Yield each DueTimeReached of one tenant, or of all, as it is published.
 
         `subscribed` is called from when no event can be missed.
         """
-        return watch_events(self._connection, self._subjects.event(tenant_id or "*"), subscribed)
+        return watch_reached(self._connection, self._subjects.event(tenant_id or "*"), subscribed)
+
+    def watch_all(
+        self, tenant_id: str | None = None, *, subscribed: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[Reached | Expired]:
+        """Yield the same, and each TimerExpired."""
+        return watch_events(self._connection, self._subjects.events_of(tenant_id or "*"), subscribed)
 
     async def dead_letters(self, tenant_id: str | None, since: datetime, limit: int) -> list[dict[str, Any]]:
         """Return the newest dead letters since a moment, the newest last; `letter` is the number of each."""

@@ -16,7 +16,7 @@ from timer_client.connection import check_ids
 from timer_client.consumer import RETRY_DELAYS, Consumer, Handler, Options, running
 from timer_client.durable import Durable
 from timer_client.errors import ConsumerConflict, TimerCancelled, TimerNotFound
-from timer_client.events import Listening, Reached, watch_events
+from timer_client.events import Listening, Reached, watch_reached
 from timer_client.firing import Firing
 from timer_client.requests import Timer, TimerRequests
 from timer_client.waiting import wait_for
@@ -38,7 +38,7 @@ class Timers(TimerRequests):
 
         `subscribed` is called from when no event can be missed.
         """
-        return watch_events(self._connection, self._subjects.event(self.tenant), subscribed)
+        return watch_reached(self._connection, self._subjects.event(self.tenant), subscribed)
 
     async def wait(self, service_call_id: str, *, timeout: timedelta | None = None) -> Timer:  # noqa: ASYNC109 - a timedelta
         """Wait until a timer has ended and return it; raise TimeoutError if that takes too long."""

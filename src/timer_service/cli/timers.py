@@ -11,7 +11,7 @@ from typing import get_args
 from rich.console import Console
 from rich.table import Table
 
-from timer_client import OperatorClient, Reached, Timers, wire
+from timer_client import Expired, OperatorClient, Reached, Timers, wire
 from timer_client.connection import new_id
 from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import (
@@ -36,7 +36,9 @@ def add_commands(commands: Commands) -> None:
     add_timer_arguments(parser)
     parser.set_defaults(handler=cancel)
 
-    parser = commands.add_parser("watch", help="print each DueTimeReached as it arrives, with its lateness")
+    parser = commands.add_parser(
+        "watch", help="print each DueTimeReached and TimerExpired as it arrives, with its lateness"
+    )
     parser.add_argument("--tenant", help="only this tenant's")
     parser.add_argument("--count", type=count, metavar="N", help="stop after N events")
     add_client_arguments(parser)
@@ -147,8 +149,8 @@ def watch(options: argparse.Namespace) -> int:
                 print("watching; stop with Ctrl-C", file=sys.stderr, flush=True)
 
         seen = 0
-        async for reached in client.watch(options.tenant, subscribed=ready):
-            say(_as_json(reached) if options.json else printable(_as_line(reached)))
+        async for event in client.watch_all(options.tenant, subscribed=ready):
+            say(_as_json(event) if options.json else printable(_as_line(event)))
             seen += 1
             if options.count is not None and seen >= options.count:
                 return
@@ -202,18 +204,20 @@ def _of_tenant(options: argparse.Namespace) -> Callable[..., Timers]:
     return partial(Timers, tenant=options.tenant)
 
 
-def _as_json(reached: Reached) -> str:
-    return printable_json({**json.loads(reached.body), "latenessMs": reached.lateness_ms})
+def _as_json(event: Reached | Expired) -> str:
+    return printable_json({**json.loads(event.body), "latenessMs": event.lateness_ms})
 
 
-def _as_line(reached: Reached) -> str:
-    payload, correlation = reached.payload, reached.envelope.correlation_id
+def _as_line(event: Reached | Expired) -> str:
+    payload, correlation = event.payload, event.envelope.correlation_id
     line = (
-        f"{wire.format_time(datetime.fromtimestamp(reached.received_ms / 1000, UTC))}  "
+        f"{wire.format_time(datetime.fromtimestamp(event.received_ms / 1000, UTC))}  "
         f"{payload.tenant_id}/{payload.service_call_id}  "
-        f"due {wire.format_time(payload.due_at)}  {reached.lateness_ms:+d} ms  "
+        f"due {wire.format_time(payload.due_at)}  {event.lateness_ms:+d} ms  "
         f"generation {payload.generation}"
     )
+    if isinstance(event, Expired):
+        line += "  expired"
     return f"{line}  correlation {correlation}" if correlation else line
 
 
