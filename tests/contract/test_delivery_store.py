@@ -180,6 +180,23 @@ async def test_a_command_of_the_stream_moves_the_timer_and_keeps_its_callback(st
     assert (await record(store)).callback == CALLBACK
 
 
+async def test_a_timer_that_expires_by_a_command_of_the_stream_opens_no_delivery(store: Store) -> None:
+    await ask(store, due_s=60)
+    await store.apply([schedule(due_s=0, number=9, expires_after_s=5)], at(-1))
+
+    async with store.claim_due(at(6), 10, sink=Sink.HTTP) as claim:
+        [timer] = claim.timers
+        await claim.settle([timer], timer.judged(at(6)))
+        await claim.mark_reached([timer.event(timer.judged(at(6)), at(6))])
+
+    kept = await store.get(*key("order-1"))
+    assert kept is not None
+    assert (kept.state, kept.expired_at) == (TimerState.EXPIRED, at(6))
+    assert await record(store) == CallbackRecord(CALLBACK, None)
+    assert await due(store, 6) == []
+    assert await store.deliveries.replay(DeliveryQuery(ACME), at(6)) == 0
+
+
 async def test_a_timer_whose_callback_is_taken_away_fires_on_the_bus(store: Store) -> None:
     await ask(store)
     await ask(store, callback=NO_CALLBACK, now_s=-5)

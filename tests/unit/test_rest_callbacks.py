@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.rest import Site
-from tests.support.timers import ACME, at, call
+from tests.support.timers import ACME, at, call, schedule
 from timer_client.wire import format_time
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import DueTimeReached
@@ -245,3 +245,16 @@ async def test_a_timer_without_a_delivery_says_so(site: Site) -> None:
     ]
 
     assert [reply.status for reply in replies] == [409, 404, 404, 404]
+
+
+async def test_a_timer_that_expired_by_a_command_has_no_delivery_to_send_again(site: Site) -> None:
+    await put(site)
+    await site.store.apply([schedule("order-1", 0, number=9, expires_after_s=5)], at(-1))
+    async with site.store.claim_due(at(6), 10, sink=Sink.HTTP) as claim:
+        await claim.mark_reached([due.event(due.judged(at(6)), at(6)) for due in claim.timers])
+
+    shown = await site.ask("GET", "/v1/timers/order-1")
+    again = await site.ask("POST", "/v1/timers/order-1/retry")
+
+    assert (shown.json["timer"]["state"], "delivery" in shown.json["timer"]) == ("Expired", False)
+    assert (again.status, again.json["detail"]) == (409, "there is no delivery: the timer has not fired")

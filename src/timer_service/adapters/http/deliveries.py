@@ -114,5 +114,5 @@ class DeliveryHandlers:
 
 def _shown(delivery: Delivery | None) -> Answer:
     if delivery is None:
-        raise Problem("conflict", "the timer has not fired yet: there is no delivery")
+        raise Problem("conflict", "there is no delivery: the timer has not fired")
     return Answer(200, wire.write_json({"delivery": delivery_view(delivery)}))
