@@ -248,7 +248,8 @@ async def test_the_service_answers_the_micro_service_verbs(world: World) -> None
         for name, endpoint in endpoints.items()
         for kind in ("request_schema", "response_schema")
     }
-    assert set(schemas["schedule", "request_schema"]["required"]) == {"serviceCallId", "dueAt"}
+    assert set(schemas["schedule", "request_schema"]["required"]) == {"serviceCallId"}
+    assert {"dueAt", "delayMs"} <= set(schemas["schedule", "request_schema"]["properties"])
     assert set(schemas["schedule", "response_schema"]["required"]) == {"outcome", "timer"}
     assert set(schemas["list", "response_schema"]["required"]) == {"timers"}
 

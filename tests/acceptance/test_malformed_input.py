@@ -122,7 +122,7 @@ MALFORMED = {
     "no payload": envelope("payload: is required", payload=ABSENT),
     "no payload.tenantId": payload("payload.tenantId: is required", tenantId=ABSENT),
     "no payload.serviceCallId": payload("payload.serviceCallId: is required", serviceCallId=ABSENT),
-    "no payload.dueAt": payload("payload.dueAt: is required", dueAt=ABSENT),
+    "no payload.dueAt": payload("payload: must have exactly one of dueAt and delayMs", dueAt=ABSENT),
     "no payload.serviceCallId to cancel": Bad(
         encode(with_payload(cancel("acme", "never"), serviceCallId=ABSENT)),
         "invalid",

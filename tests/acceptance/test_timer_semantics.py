@@ -69,6 +69,12 @@ async def test_a_first_schedule_is_kept_as_one_row(world: World) -> None:
             "stream_sequence": sequence,
             "traceparent": None,
             "tracestate": None,
+            "sink": 0,
+            "callback_revision": 0,
+            "expires_after_ms": None,
+            "expired_at": None,
+            "verdict": None,
+            "fingerprint": None,
         }
     ]
     assert iso(before) <= row["registered_at"] <= iso(in_seconds(0))
@@ -259,6 +265,12 @@ async def test_a_cancel_of_an_unknown_timer_is_remembered(world: World) -> None:
             "stream_sequence": sequence,
             "traceparent": None,
             "tracestate": None,
+            "sink": 0,
+            "callback_revision": 0,
+            "expires_after_ms": None,
+            "expired_at": None,
+            "verdict": None,
+            "fingerprint": None,
         }
     ]
     assert iso(before) <= row["registered_at"] <= iso(in_seconds(0))

@@ -32,7 +32,7 @@ FOUND = {
     3385: "as 522, with a slow disk",
     4072: "a timer was purged, and scheduled again with the same due time",
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",
-    31_507: "the same, found again after the steps of the store had changed",
+    32_066: "the same, found again after the steps of the store had changed",
     30_100: "refused messages that were deleted were still remembered, for their two minutes",
     30_335: "a timer waited for a refused message whose letter could not be written",
     30_528: "a file that was busy at the start was tried again and again without a pause",

@@ -25,8 +25,10 @@ from tests.support.process import TimerServiceProcess
 NO_REDELIVERY_MS = 600_000
 """As TIMER_ACK_WAIT: a command that got stuck does not come again while the test lives, so that it shows."""
 
-REGISTER = re.compile(r"(due|correlation|trace)_stream_(created_us|sequence)")
-"""Which command set a part of the row: for the rules alone, and not part of what a row says."""
+REGISTER = re.compile(
+    r"(due|correlation|trace|first)_stream_(created_us|sequence)|first_if_absent|pending_due_ms"
+)
+"""Which command set a part of the row, and what an index needs: not part of what a row says."""
 
 
 class World:
