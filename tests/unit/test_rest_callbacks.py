@@ -41,6 +41,21 @@ def kept(site: Site, name: str = "order-1") -> Any:
 # Accepting
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://BÜCHER.example/",
+        "https://xn--bcher-kva.example:443",
+        "https://bücher.example.",
+    ],
+)
+async def test_a_receiver_has_one_origin_however_it_is_spelled(site: Site, url: str) -> None:
+    reply = await put(site, url=url)
+
+    assert kept(site).origin == "https://xn--bcher-kva.example:443"
+    assert reply.json["timer"]["callback"]["url"] == "https://xn--bcher-kva.example/"
+
+
 async def test_a_callback_is_kept_as_it_was_given_and_shown_without_its_secrets(site: Site) -> None:
     reply = await put(
         site,

@@ -104,10 +104,10 @@ class CallbackDesk:
 
     def _url(self, text: str, pointer: str) -> str:
         try:
-            read_target(text, self._rules)
+            # As it is requested: however it is spelled, a receiver has one origin, and one set of limits.
+            return read_target(text, self._rules).url
         except ValueError as error:
             raise invalid(f"the URL {error}", f"{pointer}/url") from error
-        return text
 
     def _headers(
         self, key: TimerKey, body: CallbackPatch, old: Callback, url: str, pointer: str
