@@ -470,6 +470,28 @@ async def test_callbacks_and_what_became_of_them_travel_along(
     assert (between, await callbacks(back)) == (before, before)
 
 
+async def test_no_more_callbacks_are_in_memory_than_were_asked_for(sqlite: str, tmp_path: Path) -> None:
+    target = f"sqlite:///{tmp_path / 'target.db'}"
+    await fill_callbacks(sqlite)
+    await fill(sqlite, [schedule(f"on-the-bus-{n}", 60, number=n + 10) for n in range(3)])
+    seen: list[tuple[str, int]] = []
+
+    async with open_archives(sqlite, target) as (one, other):
+        await copy_timers(
+            source=one,
+            target=other,
+            restart=False,
+            progress=lambda what, done, _: seen.append((what, done)),
+            batch_size=5,
+            callbacks=2,
+        )
+
+    # By name: delivered, failed | later and two on the bus, where the batch ends | one on the bus, waits.
+    parts = [2, 5, 7]
+    assert seen == [("copying", 0), *[("copying", n) for n in parts], *[("verifying", n) for n in parts] * 2]
+    assert await callbacks(target) == await callbacks(sqlite)
+
+
 async def test_a_copy_that_lost_a_callback_is_not_taken_for_whole(sqlite: str, postgres: str) -> None:
     await fill_callbacks(sqlite)
 

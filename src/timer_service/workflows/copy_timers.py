@@ -1,6 +1,6 @@
 """Move all timers from one store to another, and prove that none was lost or changed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -14,6 +14,8 @@ from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.timer_archive import TimerArchive
 
 COPY_BATCH: Final = 2_000
+COPY_CALLBACKS: Final = 100
+"""Callbacks at once: each may have a body of 64 KiB, headers and twenty failed attempts."""
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how many timers are done, of how many."""
@@ -35,8 +37,9 @@ async def copy_timers(
     restart: bool,
     progress: Progress,
     batch_size: int = COPY_BATCH,
+    callbacks: int = COPY_CALLBACKS,
 ) -> CopyReport:
-    """Copy in batches, each in one transaction, then read both stores again and compare them.
+    """Copy in parts, each in one transaction, then read both stores again and compare them.
 
     An interrupted copy goes on where it ended. The target counts as a copy only after the comparison, and the
     source is closed to services from then on.
@@ -46,12 +49,13 @@ async def copy_timers(
     total = await source.count()
     done, after = await target.count(), await target.last_key()
     progress("copying", done, total)
-    while batch := await source.read(after, batch_size):
-        await target.write(batch, await _records(source, batch))
-        done, after = done + len(batch), batch[-1].key
+    sizes = (batch_size, callbacks)
+    async for part, records in _read(source, after, sizes):
+        await target.write(part, records)
+        done += len(part)
         progress("copying", done, total)
-    expected = await _examine(source, total, progress, batch_size)
-    found = await _examine(target, total, progress, batch_size)
+    expected = await _examine(source, total, progress, sizes)
+    found = await _examine(target, total, progress, sizes)
     if found != expected or await target.epochs() != await source.epochs():
         raise CriticalError(
             f"{target.name} is not the same as {source.name} ({found.timers} timers, {expected.timers} "
@@ -81,21 +85,42 @@ async def _begin(source: TimerArchive, target: TimerArchive, *, restart: bool) -
         )
 
 
-async def _examine(archive: TimerArchive, total: int, progress: Progress, batch_size: int) -> CopyReport:
+async def _examine(
+    archive: TimerArchive, total: int, progress: Progress, sizes: tuple[int, int]
+) -> CopyReport:
     digest = sha256()
     timers = pending = 0
-    after: TimerKey | None = None
-    while batch := await archive.read(after, batch_size):
-        records = await _records(archive, batch)
-        for timer in batch:
+    async for part, records in _read(archive, None, sizes):
+        for timer in part:
             digest.update(_line(timer))
             if timer.key in records:
                 # Values of plain types only: equal where what is kept is equal.
                 digest.update(repr(records[timer.key]).encode())
             pending += timer.state is TimerState.SCHEDULED
-        timers, after = timers + len(batch), batch[-1].key
+        timers += len(part)
         progress("verifying", timers, total)
     return CopyReport(timers, pending, digest.hexdigest())
+
+
+async def _read(
+    archive: TimerArchive, after: TimerKey | None, sizes: tuple[int, int]
+) -> AsyncIterator[tuple[Sequence[Timer], Mapping[TimerKey, CallbackRecord]]]:
+    """Yield all timers after one, a bounded number at a time, with what is kept of their callbacks."""
+    batch_size, callbacks = sizes
+    while batch := await archive.read(after, batch_size):
+        for part in _parts(batch, callbacks):
+            yield part, await _records(archive, part)
+        after = batch[-1].key
+
+
+def _parts(timers: Sequence[Timer], callbacks: int) -> Iterator[Sequence[Timer]]:
+    """Yield a batch in parts of so many callbacks at most."""
+    begin = found = 0
+    for end, timer in enumerate(timers, start=1):
+        found += timer.sink is Sink.HTTP
+        if found == callbacks or end == len(timers):
+            yield timers[begin:end]
+            begin, found = end, 0
 
 
 async def _records(archive: TimerArchive, timers: Sequence[Timer]) -> Mapping[TimerKey, CallbackRecord]:
