@@ -27,12 +27,12 @@ run: install  ## Run the service with its own broker, to try it out
 
 test: install  ## Run the default tests against real nats-servers
 	$(BIN)/pytest -n 4 --dist worksteal -m "not cluster and not clients"
-	@echo "Not run: several instances (make test-cluster), the TypeScript program (make test-clients: needs node and npm)"
+	@echo "Not run: several instances (make test-cluster), TypeScript (make test-clients: needs node and npm)"
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
 
-test-clients: install  ## Run the TypeScript program of docs/messages.md; needs node and npm
+test-clients: install  ## Build and run the TypeScript client and program, and read docs/asyncapi.yaml; needs node and npm
 	$(BIN)/pytest -m clients
 
 check: install  ## Check style, types and imports
@@ -97,9 +97,10 @@ coverage: install  ## Measure branch coverage of core, loops, stores, wire and N
 	$(BIN)/coverage json -q -o .coverage.json
 	@$(BIN)/python -m tests.support.guarantees .coverage.json $(if $(RECORD),--record)
 
-docs: install  ## Write the tables of settings, commands and figures, docs/asyncapi.yaml and docs/schemas again
+docs: install  ## Write the tables of settings, commands and figures, AsyncAPI, schemas and TypeScript types again
 	$(BIN)/python -m tests.support.reference
 	$(BIN)/python -m tests.support.asyncapi
+	$(BIN)/python -m tests.support.typescript
 	$(BIN)/python -m bench.figures
 
 format: install  ## Format the code

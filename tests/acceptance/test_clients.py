@@ -1,11 +1,12 @@
-"""What needs node and npm: the TypeScript program of docs/messages.md, and AsyncAPI's parser.
+"""What needs node and npm: the TypeScript client and program, and AsyncAPI's parser.
 
-The program is run under the permissions that the page shows.
+The program is that of docs/messages.md, run under the permissions that the page shows.
 """
 
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,13 @@ const compilerOptions = { module: ModuleKind.ESNext, target: ScriptTarget.ES2022
 const { outputText } = transpileModule(readFileSync("program.ts", "utf-8"), { compilerOptions });
 writeFileSync("program.mjs", outputText);
 """
+SERVICE_LOGIN = {
+    "broker_user": "timer-service",
+    "broker_password": "change-me-1",
+    "broker_inbox_prefix": "_INBOX.timer-service",
+}
+CLIENT = ROOT / "clients" / "typescript"
+RUN_TESTS = ("node", "--test", "--test-reporter=tap", "dist/test/")
 PARSER = "@asyncapi/parser@3.6.0"
 PARSE = """
 import { Parser, fromFile } from "@asyncapi/parser";
@@ -51,15 +59,25 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The TypeScript client, built as its page tells."""
+    folder = tmp_path_factory.mktemp("client") / "typescript"
+    shutil.copytree(
+        CLIENT, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "package-lock.json")
+    )
+    # The program of its page must at least fit the types.
+    (folder / "src" / "readme.ts").write_text(marked_blocks("clients/typescript/README.md")["snippet"])
+    _run("npm", "install", "--no-audit", "--no-fund", cwd=folder)
+    _run("npm", "run", "build", cwd=folder)
+    return folder
+
+
 async def test_the_typescript_program_handles_its_event(project: Path, tmp_path: Path) -> None:
     broker = NatsServer(tmp_path / "broker", marked_blocks(MESSAGES)["example: permissions"]).start()
     world = World(tmp_path, broker, "timer")
     try:
-        service = world.service(
-            broker_user="timer-service",
-            broker_password="change-me-1",
-            broker_inbox_prefix="_INBOX.timer-service",
-        )
+        service = world.service(**SERVICE_LOGIN)
         service.start_ready()
         with _running(project, broker.url) as program:
             said = await asyncio.to_thread(program.stdout.readline) if program.stdout else ""
@@ -69,6 +87,25 @@ async def test_the_typescript_program_handles_its_event(project: Path, tmp_path:
         broker.stop()
 
     assert (said, complaints) == ("order-42 is due\n", [])
+
+
+@pytest.mark.parametrize("user", ["acme", None])
+async def test_the_typescript_client_passes_its_tests(tmp_path: Path, user: str | None, client: Path) -> None:
+    """As a tenant who may do no more than the page allows, and where everything is allowed."""
+    permissions = marked_blocks(MESSAGES)["example: permissions"]
+    broker = NatsServer(tmp_path / "broker", permissions if user else "").start()
+    world = World(tmp_path, broker, "timer")
+    login = {"NATS_USER": user, "NATS_PASSWORD": "change-me-2"} if user else {}
+    try:
+        world.service(**(SERVICE_LOGIN if user else {})).start_ready()
+        environment = {**os.environ, **login, "NATS_URL": broker.url}
+        said = await asyncio.to_thread(_run, *RUN_TESTS, cwd=client, env=environment)
+    finally:
+        await world.close()
+        broker.stop()
+
+    assert "# fail 0" in said
+    assert f"# skipped {1 if user else 0}" in said
 
 
 def test_the_asyncapi_document_is_read_without_an_error(tmp_path: Path) -> None:
@@ -99,7 +136,7 @@ def _running(folder: Path, url: str) -> Iterator["subprocess.Popen[str]"]:
         process.communicate(timeout=PATIENCE_S)
 
 
-def _run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import typescript
 from tests.support.asyncapi import ASYNCAPI, PAYLOADS, SCHEMAS, files
 from tests.support.documents import ROOT, code_words, marked_blocks, read, table
 from tests.support.schemas import complaints
@@ -30,6 +31,10 @@ def vectors(name: str) -> Any:
 @pytest.mark.parametrize("path", FILES)
 def test_the_file_is_what_make_docs_writes(path: str) -> None:
     assert read(path) == FILES[path]
+
+
+def test_the_types_of_the_typescript_client_are_what_make_docs_writes() -> None:
+    assert read(typescript.TYPES) == typescript.written()
 
 
 def test_there_is_no_schema_that_make_docs_does_not_write() -> None:
