@@ -35,6 +35,13 @@ Bus = NatsBus | NoBroker
 HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_PORT=0 to disable it"
 
 
+def _rest_api(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
+    # Here, because to load FastAPI takes a quarter of the whole start.
+    from timer_service.rest_api import RestParts, rest_api  # noqa: PLC0415
+
+    return rest_api(settings, RestParts(**parts))
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the service is built from; whoever gives nothing else gets the real ones."""
@@ -50,6 +57,8 @@ class Parts:
     """Commands in and events out, over one connection; not asked for where the settings name no broker."""
     open_sender: Callable[..., AbstractAsyncContextManager[CallbackSender]] = open_callback_sender
     """What sends callbacks."""
+    serve_api: Callable[..., AbstractAsyncContextManager[None]] = _rest_api
+    """What takes requests over HTTP."""
     listener: socket.socket | None = None
     """Where health and metrics are served; None listens as the settings say."""
     api_listener: socket.socket | None = None
@@ -81,7 +90,7 @@ async def open_service(
             await stack.enter_async_context(_http(settings, parts, service, metrics))
         rate_limit = RateLimit(settings.request_rate, settings.request_burst)
         if settings.api_port:
-            api = _rest_api(
+            api = parts.serve_api(
                 settings,
                 opened=opened,
                 timers=timers,
@@ -202,19 +211,12 @@ def _timers(
 def _http(
     settings: Settings, parts: Parts, service: Service, metrics: Metrics
 ) -> AbstractAsyncContextManager[None]:
-    # Here, because to load FastAPI takes a quarter of the whole start.
+    # Here, as above.
     from timer_service.adapters.http.server import create_app, serving  # noqa: PLC0415
 
     app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
     listener = parts.listener or listen(settings.http_host, settings.http_port, remedy=HTTP_REMEDY)
     return serving(app, listener)
-
-
-def _rest_api(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
-    # Here, as above.
-    from timer_service.rest_api import RestParts, rest_api  # noqa: PLC0415
-
-    return rest_api(settings, RestParts(**parts))
 
 
 def _nats_options(settings: Settings) -> NatsOptions:

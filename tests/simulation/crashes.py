@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from shutil import rmtree
@@ -14,6 +15,7 @@ from tests.simulation.plan import (
     Asking,
     CrashPoint,
     Fault,
+    Hook,
     Plan,
     Sending,
     asking,
@@ -23,6 +25,7 @@ from tests.simulation.plan import (
     with_payload,
 )
 from tests.simulation.world import Tally, World
+from timer_service.domain.delivery import Answered, TimedOut, Trouble, Unreachable
 
 QUICK_S, SLOW_S = 0.02, 2.5
 """Restarts: before the broker delivers again what was not acknowledged, and after."""
@@ -275,6 +278,50 @@ STORIES: dict[str, Plan] = {
         faults=[Fault(0.13, "step", size=-7200.0), Fault(0.14, "crash", 0.02)],
         max_clock_step="1h",
     ),
+    "callbacks that are cancelled, and receivers that fail in every way": _plan(
+        hooks=[
+            # As many failures in a row as it takes for a receiver to count as gone; the last one comes then.
+            *(
+                Hook(0.15, "acme", f"order-{number}", 0.25, (Answered(503),), (1.0, 1.0), "gone")
+                for number in range(10)
+            ),
+            Hook(0.15, "acme", "order-10", 0.55, receiver="gone"),
+            Hook(0.15, "globex", "order-1", 0.25, (Answered(429, retry_after="1"), Answered(500))),
+            Hook(0.15, "globex", "order-2", 0.26, (TimedOut(timedelta(seconds=0.1)),)),
+            Hook(0.15, "globex", "order-3", 0.27, (Unreachable(Trouble.RESET), Unreachable(Trouble.DNS))),
+            Hook(0.15, "globex", "order-4", 0.27, (Answered(500), Answered(500)), (0.1,)),
+            Hook(0.5, "globex", "order-5", 0.2),
+            *(
+                Hook(0.15, "umbrella", f"order-{number}", 0.3, (Answered(500),), cancel_at=0.26 + number / 50)
+                for number in range(5)
+            ),
+        ],
+        faults=[Fault(0.45, "read busy", 0.1, size=0.6), Fault(0.6, "busy", 0.05, size=1.0)],
+        batch_size=8,
+        ends_at=0.8,
+    ),
+    "a crash right after callbacks were handed over": _plan(
+        hooks=[Hook(1.6, "acme", f"order-{number}", 2.4, (Answered(500),)) for number in (1, 2, 3)],
+        faults=[Fault(2.6, "crash", 0.02)],
+        disk_latency_s=0.03,
+        ends_at=5.5,
+        crash_from_s=2.3,
+    ),
+    "a stop with a callback under way": _plan(
+        hooks=[Hook(0.15, "acme", "order-1", 0.2, (TimedOut(timedelta(seconds=6)),))],
+        # It is cut off five seconds later, right before the end.
+        faults=[Fault(0.3, "stop", 0.02)],
+        ends_at=5.31,
+        crash_from_s=0.29,
+    ),
+    "callbacks that nobody asks for any more": _plan(
+        hooks=[Hook(0.15, "acme", "order-1", 0.2)],
+        faults=[Fault(1.0, "step", size=120.0)],
+        retention="1m",
+        # The second purge.
+        ends_at=60.3,
+        crash_from_s=60.0,
+    ),
     "nothing, until a pull is lost": _plan(
         _schedule(7.5, "acme", "order-1", 7.55, 1),
         faults=[Fault(4.0, "lost statuses", 3.0)],
@@ -381,7 +428,6 @@ NEVER_WAITS = {
     ): "only where the connection ends meanwhile",
     ("workflows/decide_timer.py", "self._work([waiting])"): "only after an error that nobody expects",
     ("bootstrap.py", "enter_async_context(api)"): "the simulation has no HTTP",
-    ("timers.py", "without_broker=True)"): "the same",
     ("timers.py", "self._desk.decide_all(requests)"): "the same",
     ("workflows/decide_timer.py", "self._placed([_Waiting("): "the same",
     ("workflows/decide_timer.py", "self._store.decide(placed,"): "the same",
@@ -426,13 +472,24 @@ NEVER_WAITS = {
     ("bootstrap.py", "bus.running()"): "starts a task and waits for nothing",
     ("bootstrap.py", "_request_api(settings"): "the same",
     ("bootstrap.py", "listen(service.heard_of)"): "starts a task on PostgreSQL and nothing on SQLite",
-    ("bootstrap.py", "_sender(settings"): "the stories have no callbacks",
-    ("bootstrap.py", "resealing(settings"): "the same",
-    ("adapters/sqlite/store.py", "keep_callbacks("): "the same",
-    ("adapters/sqlite/store.py", "forget_callbacks("): "the same",
-    ("adapters/sqlite/store.py", "self._delivery_reader"): "the same",
-    ("adapters/sqlite/marks.py", "open_deliveries("): "the same",
+    ("bootstrap.py", "_sender(settings"): "the simulated sender is there at once",
+    ("bootstrap.py", "resealing(settings"): "the stories have no secrets",
     ("service/run.py", "delivering.observe()"): "asked for over HTTP, which is not simulated",
+    ("service/deliver.py", "self._store.count("): "the same",
+    ("adapters/sqlite/deliveries.py", "self._questions.ask("): "the same",
+    ("adapters/sqlite/deliveries.py", "execute(ABANDON"): "the same",
+    ("adapters/sqlite/deliveries.py", "execute(REPLAY"): "the same",
+    ("adapters/sqlite/deliveries.py", "execute_fetchall(LIST"): "the same",
+    ("adapters/sqlite/deliveries.py", "self.get([key])"): "the same",
+    (
+        "adapters/sqlite/deliveries.py",
+        "async with self._writer.transaction()",
+    ): "the same, except for the outcomes of attempts",
+    ("adapters/sqlite/deliveries.py", "forget_callbacks(connection, dropped)"): (
+        "only where a callback is taken from its timer"
+    ),
+    ("adapters/sqlite/deliveries.py", "DUE_OF_LANE"): "only where hundreds wait for one receiver",
+    ("workflows/deliver_callbacks.py", "lane=lane)"): "the same",
 }
 """Places at which nobody can be killed, each with the reason."""
 

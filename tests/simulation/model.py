@@ -25,7 +25,7 @@ READ_ROWS = (
     "reached_at, cancelled_at, stream_created_us, stream_sequence, due_stream_created_us, "
     "due_stream_sequence, correlation_stream_created_us, correlation_stream_sequence, expires_after_ms, "
     "expired_at, first_stream_created_us, first_stream_sequence, first_if_absent, verdict "
-    "FROM timer_schedules"
+    "FROM timer_schedules WHERE sink = 0"
 )
 CONFIRM_LIMIT_S = 4.5
 """A confirmation that comes later than this may have been given up."""

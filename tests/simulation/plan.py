@@ -10,6 +10,7 @@ from uuid import UUID
 
 from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
+from timer_service.domain.delivery import CallResult
 
 SEEDS = 120
 """The default run plays the seeds below this."""
@@ -63,6 +64,21 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
+class Hook:
+    """A timer with a callback that a tenant asks for over the REST API, and what its receiver does."""
+
+    at: float
+    tenant: str
+    call: str
+    due_s: float
+    answers: tuple[CallResult, ...] = ()
+    """What becomes of one request after the other; whatever comes later is taken."""
+    delays_s: tuple[float, ...] = (0.1, 0.1, 0.2, 0.2)
+    receiver: str = "receiver"
+    cancel_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Something that goes wrong at a moment, for a while where it lasts."""
 
@@ -93,6 +109,7 @@ class Plan:
     seed: int
     sendings: list[Sending] = field(default_factory=list)
     askings: list[Asking] = field(default_factory=list)
+    hooks: list[Hook] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     ends_at: float = 0.0
     """From here on nobody sends anything and nothing goes wrong."""

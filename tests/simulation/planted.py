@@ -17,17 +17,20 @@ from timer_client.wire import Wanted
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
 from timer_service.adapters.nats import batches, inbox, letters, positions, publisher
-from timer_service.adapters.sqlite import exclusion, looks, marks, statements, store
+from timer_service.adapters.sqlite import deliveries, exclusion, looks, marks, statements, store
 from timer_service.adapters.system import SystemClock
-from timer_service.domain import due_timer, messages
+from timer_service.domain import attempts, delivery, due_timer, messages, pace
 from timer_service.domain import timer as rules
+from timer_service.domain.delivery import CallbackRequest, CallResult, Trouble, Unreachable
 from timer_service.domain.epochs import StreamEpoch
+from timer_service.ports.delivery_store import ClaimedDelivery
 from timer_service.ports.event_sink import Published
-from timer_service.service import consume, fire, purge, run
+from timer_service.service import consume, deliver, fire, purge, run
 from timer_service.service.fire import Firing, Unmarked
 from timer_service.workflows import (
     catch_up,
     decide_timer,
+    deliver_callbacks,
     fire_due_timers,
     hold_back,
     purge_timers,
@@ -107,6 +110,33 @@ def _delay_from_delivery() -> Change:
 
     original = Wanted.due_from
     return replaced(Wanted, "due_from", due_from)
+
+
+class _Gone:
+    """Sends nothing."""
+
+    async def send(self, _: CallbackRequest) -> CallResult:
+        return Unreachable(Trouble.CONNECT)
+
+
+def _attempts_for_a_breaker() -> Change:
+    """Let an open breaker fail whatever is sent, in place of holding it back."""
+    original = deliver.Delivering._call
+
+    async def call(self: deliver.Delivering, claimed: ClaimedDelivery) -> None:
+        if not self._waiting.lanes.open_breakers:
+            await original(self, claimed)
+            return
+        self._sender, sender = _Gone(), self._sender
+        try:
+            await original(self, claimed)
+        finally:
+            self._sender = sender
+
+    return _together(
+        replaced(deliver.Delivering, "_call", call),
+        replaced(pace.Pace, "allows", lambda self, under_way, now_s: under_way < self.limit),
+    )
 
 
 def _first_epoch(created_us: int) -> StreamEpoch:
@@ -369,6 +399,52 @@ PLANTED: dict[str, Callable[[], Change]] = {
             ("closed = self._claimed.union(*self._wanted.values())", "closed = set()"),
         ),
         rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
+    ),
+    "a delivery is opened outside the transaction of its mark": lambda: _together(
+        rewritten(marks.Marks, "_execute", ("if mark.sink is Sink.HTTP:", "if False:")),
+        rewritten(
+            marks.Marks,
+            "_mark_all",
+            (
+                "        except TimerServiceError as failed:\n",
+                """\
+            for mark in group:
+                if mark.sink is Sink.HTTP:
+                    async with self._transaction():
+                        await open_deliveries(self._writer, mark.events)
+        except TimerServiceError as failed:
+""",
+            ),
+        ),
+    ),
+    "a fresh id for each attempt": lambda: _together(
+        rewritten(
+            attempts,
+            "next_request",
+            ("id=delivery.id,", "id=type(delivery.id)(int=delivery.id.int + delivery.attempts),"),
+        ),
+        _as_imported(attempts, "next_request", by=deliver_callbacks),
+    ),
+    "an open breaker uses up attempts": _attempts_for_a_breaker,
+    "an attempt before the receiver allows it": lambda: replaced(
+        delivery, "_asked_for", lambda *_: timedelta()
+    ),
+    "an attempt before its time": lambda: _together(
+        sql("DUE", "next_attempt_at <= :now", ":now <> ''", deliveries),
+        sql("CLAIM", "d.next_attempt_at <= :now", ":now <> ''", deliveries),
+    ),
+    "what has been handed over is cancelled": lambda: _together(
+        rewritten(
+            rules,
+            "decide",
+            ("if timer.state in FINAL:", "if timer.state in FINAL and isinstance(request, ScheduleTimer):"),
+        ),
+        rewritten(rules, "_cancel", ("cancelled_at=now,", "cancelled_at=now, reached_at=None,")),
+    ),
+    "an outcome that cannot be kept is forgotten": lambda: rewritten(
+        deliver.Delivering,
+        "_keep_outcomes",
+        ("                    continue\n", "                    del self._unkept[: len(group)]\n"),
     ),
     "two requests for one timer share a transaction": lambda: rewritten(
         decide_timer.RequestDesk,

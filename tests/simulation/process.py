@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import structlog
 from structlog.testing import capture_logs
 
+from tests.simulation.callbacks import Callbacks
 from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
@@ -37,6 +38,7 @@ class Machine(Protocol):
     disk: Disk
     nats: SimulatedNats
     wall: WallClock
+    callbacks: Callbacks
     chance: Callable[[], float]
     log_limit_bytes: int
     verbose: bool
@@ -114,6 +116,8 @@ def parts_of(machine: Machine) -> Parts:
         elapsed_s=machine.loop.time,
         open_store=partial(open_store, open_sqlite=open_sqlite),
         make_bus=partial(NatsBus, means=means),
+        open_sender=machine.callbacks.open_sender,
+        serve_api=machine.callbacks.serve_api,
     )
 
 

@@ -8,6 +8,7 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.test_simulation import FOUND
 from tests.simulation.world import Tally, Workshop, run_seed
 
+FAILING = "callbacks that are cancelled, and receivers that fail in every way"
 CAUGHT_BY: dict[str, int | str] = {
     "mark before publish": "an event stream that is full for a while",
     "acknowledge before commit": "a first start, commands, and more due than a batch",
@@ -61,6 +62,15 @@ CAUGHT_BY: dict[str, int | str] = {
     ),
     "a request is answered before the commit": "requests that meet each other, commands and firings",
     "a request changes a timer that is being fired": "a request between an event and its mark",
+    "a delivery is opened outside the transaction of its mark": (
+        "a crash right after callbacks were handed over"
+    ),
+    "a fresh id for each attempt": FAILING,
+    "an open breaker uses up attempts": FAILING,
+    "an attempt before the receiver allows it": FAILING,
+    "an attempt before its time": FAILING,
+    "what has been handed over is cancelled": FAILING,
+    "an outcome that cannot be kept is forgotten": FAILING,
     "two requests for one timer share a transaction": "two requests for one timer at once",
 }
 """Where each bug shows: a seed, or one of the stories. `python -m tests.simulation --catch BUG` finds one.

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from tests.simulation.broker import COMMANDS, EVENTS, TENANTS_INBOX, Broker, Message, Position, Stored
+from tests.simulation.callbacks import Callbacks
 from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import START_MS, WallClock
 from tests.simulation.disk import Disk
@@ -104,6 +105,7 @@ class World:
             )
         )
         self.tally.counts = self.model.counts
+        self.callbacks = Callbacks(plan.hooks, self.loop, self.wall.now_ms, self.violated, self.note)
         self.process: Process | None = None
         self.on_crash: Callable[[Process], None] = lambda _: None
         self.on_counting: Callable[[], None] = lambda: None
@@ -153,6 +155,7 @@ class World:
             self.loop.world_at(sending.at, self.send, sending)
         for question in plan.askings:
             self.loop.world_at(question.at, self.ask, question)
+        self.callbacks.begin()
         for fault in plan.faults:
             self.loop.world_at(fault.at, self.begin, fault)
         self.loop.world_at(plan.ends_at + 0.001, self._calm_down)
@@ -202,6 +205,7 @@ class World:
             max_clock_step=self.plan.max_clock_step,
             retention=self.plan.retention,
             catch_up=self.plan.catch_up,
+            api_port=1 if self.plan.hooks else 0,
         )
         self.note(f"process {self._lives} starts")
         if self._unsent:
@@ -514,7 +518,8 @@ class World:
             self.model.is_refused((stream.created_us, sequence)) for sequence in left
         )
         limit_s = LETTERS_SETTLED_AFTER_S if refused else SETTLED_AFTER_S
-        if waited_s < limit_s and (left or self.model.overdue() or not self._is_well()):
+        late = self.model.overdue() or self.callbacks.owed()
+        if waited_s < limit_s and (left or late or not self._is_well()):
             self.loop.world_at(self.loop.time() + 1.0, self._check_settled)
             return
         self.note(f"settled after {waited_s:.1f} s")
@@ -522,6 +527,8 @@ class World:
         if left:
             self.violated("I1", f"the commands {left} are still in the stream")
         self.model.settled()
+        for owed in self.callbacks.owed():
+            self.violated("I1", f"{owed} has not come")
         if self.process is None or self.process.service is None:
             self.violated("I7", "the service does not run")
             return
