@@ -6,8 +6,10 @@ from tests.support.asyncapi import schemas
 from tests.support.documents import ROOT
 
 TYPES = "clients/typescript/src/wire.ts"
-_WANTED = ("DueTimeReached", "TimerExpired", "ListRequest", "GetAnswer", "ListAnswer")
-_WANTED += ("ScheduleAnswer", "CancelAnswer")
+_WANTED = (
+    *("DueTimeReached", "TimerExpired", "ListRequest"),
+    *("GetAnswer", "ListAnswer", "ScheduleAnswer", "CancelAnswer"),
+)
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean"}
 
 
