@@ -515,7 +515,7 @@ class World:
         left = [] if stream is None else sorted(stream.messages)
         waited_s = self.loop.time() - self._calm_since
         refused = stream is not None and any(
-            self.model.is_refused((stream.created_us, sequence)) for sequence in left
+            self.model.is_refused(stream.messages[sequence].position) for sequence in left
         )
         limit_s = LETTERS_SETTLED_AFTER_S if refused else SETTLED_AFTER_S
         late = self.model.overdue() or self.callbacks.owed()

@@ -38,7 +38,7 @@ class Broker:
         return cast("TolerantClient", self)
 
     def new_inbox(self) -> str:
-        return "_INBOX.1.2"
+        return f"_INBOX.1.{id(self)}"
 
     async def subscribe(self, subject: str, cb: Any) -> None:
         self._callbacks.append((subject, cb))

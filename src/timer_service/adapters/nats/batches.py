@@ -18,6 +18,8 @@ from timer_service.ports.event_sink import PublishResult
 
 ACKNOWLEDGED_EVERY: Final = 1_000
 """The stream tells of its progress at most so often; we wait for the end."""
+MAX_NAME_CHARS: Final = 40
+"""The server takes names of up to 64, with the number of a batch behind."""
 
 _BEGIN, _GO_ON, _END = 0, 1, 2
 _PROGRESS: Final = b'{"type":"ack"'
@@ -48,7 +50,7 @@ class Batches:
         if client is self._client:
             return
         # Unlike any other publisher's: the stream knows a batch by its name alone.
-        self._name = secrets.token_hex(11)
+        self._name = "-".join(client.new_inbox().split(".")[-2:])[-MAX_NAME_CHARS:]
         self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
         subscription = await client.subscribe(f"{self._inbox}.*.*.*.*.*.$FI", cb=self._on_answer)
         client.deliver_at_once(subscription)
