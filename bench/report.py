@@ -120,12 +120,15 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def updated(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
-    """Return the newer results, with those of the older whose part was not measured again."""
+    """Return the newer results, with those of the older whose part was not measured again.
+
+    The whole run keeps its date: most figures are as old as it is.
+    """
     again = {figure["part"] for figure in newer["figures"]}
     kept = [figure for figure in older["figures"] if figure["part"] not in again]
     return {
-        "machine": newer["machine"],
-        "run": {**older["run"], "updated": newer["run"]},
+        "machine": older["machine"],
+        "run": {**older["run"], "updated": {**newer["run"], "machine": newer["machine"]}},
         "figures": [*newer["figures"], *kept],
     }
 

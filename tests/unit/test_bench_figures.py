@@ -128,8 +128,8 @@ def test_a_part_that_is_measured_again_replaces_the_older_one_and_leaves_the_oth
     newer = {"run": {"plan": "full"}, "machine": {"at": "now"}, "figures": [_figure("scale", 2)]}
 
     assert updated(older, newer) == {
-        "run": {"plan": "full", "updated": {"plan": "full"}},
-        "machine": {"at": "now"},
+        "run": {"plan": "full", "updated": {"plan": "full", "machine": {"at": "now"}}},
+        "machine": {"at": "then"},
         "figures": [_figure("scale", 2), _figure("both", 1)],
     }
 
