@@ -1,14 +1,13 @@
 """Messages that go out together, each with an answer of its own: all are sent before the first comes in."""
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, new_hidden_inbox
 
 T = TypeVar("T")
 
@@ -33,8 +32,8 @@ class Answers(Generic[T]):
         """Listen for answers on a connection, unless we do already."""
         if client is self._client:
             return
-        # Every subscriber to an event sees it: the client's own names for inboxes follow one from another.
-        self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
+        # Every subscriber to an event sees it.
+        self._inbox = new_hidden_inbox(client)
         subscription = await client.subscribe(f"{self._inbox}.*.*", cb=self._on_answer)
         client.deliver_at_once(subscription)
         self._client = client

@@ -6,20 +6,18 @@ for as many events as were sent, says that it has all of them; any other leaves 
 
 import asyncio
 import json
-import secrets
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from timer_service.adapters.nats.client import Outgoing, TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, new_hidden_inbox
 from timer_service.ports.event_sink import PublishResult
 
 ACKNOWLEDGED_EVERY: Final = 1_000
 """The stream tells of its progress at most so often; we wait for the end."""
-MAX_NAME_CHARS: Final = 40
-"""The server takes names of up to 64, with the number of a batch behind."""
 
 _BEGIN, _GO_ON, _END = 0, 1, 2
 _PROGRESS: Final = b'{"type":"ack"'
@@ -49,9 +47,10 @@ class Batches:
         """Listen for answers on a connection, unless we do already."""
         if client is self._client:
             return
-        # Unlike any other publisher's: the stream knows a batch by its name alone.
-        self._name = "-".join(client.new_inbox().split(".")[-2:])[-MAX_NAME_CHARS:]
-        self._inbox = f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
+        # Unlike any other publisher's: the stream knows a batch by its name alone. Hashed, because every
+        # subscriber to an event sees it, and could guess the client's next inboxes from one of them.
+        self._name = sha256(client.new_inbox().encode()).hexdigest()[:22]
+        self._inbox = new_hidden_inbox(client)
         subscription = await client.subscribe(f"{self._inbox}.*.*.*.*.*.$FI", cb=self._on_answer)
         client.deliver_at_once(subscription)
         self._client = client

@@ -10,6 +10,7 @@ message. Bulk messages take a shorter path here: `publish_all` out, `deliver_at_
 
 import asyncio
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -161,3 +162,8 @@ class TolerantClient(Client):
             found: Mapping[str, str] | None = await super()._process_headers(headers)
             return None if found is None else dict(found)
         return None
+
+
+def new_hidden_inbox(client: Client) -> str:
+    """Return an inbox that nobody can guess: the client's own names follow one from another."""
+    return f"{client.new_inbox().rpartition('.')[0]}.{secrets.token_hex(11)}"
