@@ -255,7 +255,7 @@ async def test_brokers_and_service_run_as_the_file_configures_them(tmp_path: Pat
                 client = await nats.connect(
                     servers, user="operator", password="secret", inbox_prefix=b"_INBOX.operator"
                 )
-                streams = await client.jetstream().streams_info()
+                streams = await client.jetstream(timeout=PATIENCE_S).streams_info()
                 await client.close()
                 ended = service.terminate()
             finally:

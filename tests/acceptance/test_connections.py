@@ -15,6 +15,7 @@ from tests.support.broker import NatsServer, free_port
 from tests.support.credentials import Authority, NKey, Operator
 from tests.support.http import fetch_json
 from tests.support.messages import in_seconds
+from tests.support.patience import PATIENCE_S
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 
@@ -283,7 +284,9 @@ def domain(folder: Path, name: str, leafnodes: str) -> str:
 async def stream_names(broker: NatsServer) -> list[str]:
     client = await nats.connect(broker.url)
     try:
-        return sorted(info.config.name or "" for info in await client.jetstream().streams_info())
+        return sorted(
+            info.config.name or "" for info in await client.jetstream(timeout=PATIENCE_S).streams_info()
+        )
     finally:
         await client.close()
 

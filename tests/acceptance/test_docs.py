@@ -406,7 +406,7 @@ async def _connect(world: World, **options: Any) -> list[str]:
         errors.append(str(error))
 
     world.client = await nats.connect(world.broker.url, error_cb=remember, **options)
-    world.jetstream = world.client.jetstream()
+    world.jetstream = world.client.jetstream(timeout=PATIENCE_S)
     return errors
 
 

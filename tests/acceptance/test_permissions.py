@@ -59,7 +59,7 @@ class User:
 
     async def send(self, tenant: str, call: str, due: str, *, subject: str | None = None) -> None:
         """Publish ScheduleTimer and wait for the broker's confirmation."""
-        await self.connection.jetstream().publish(
+        await self.connection.jetstream(timeout=PATIENCE_S).publish(
             subject or f"timer.commands.{tenant}.ScheduleTimer", encode(schedule(tenant, call, due))
         )
 
@@ -130,7 +130,7 @@ class Site:
                     ("TIMER_EVENTS", consumer, f"timer.events.{tenant}.>"),
                     ("TIMER_DEADLETTER", f"{tenant}-letters", f"timer.deadletter.{tenant}"),
                 ):
-                    await operator.connection.jetstream().add_consumer(
+                    await operator.connection.jetstream(timeout=PATIENCE_S).add_consumer(
                         stream,
                         ConsumerConfig(
                             name=name,
@@ -150,7 +150,9 @@ class Site:
 
     async def _next(self, tenant: User, stream: str, durable: str) -> dict[str, Any]:
         domain = {} if self.one_inbox_each else {"domain": "timer"}
-        consumer = await tenant.connection.jetstream(**domain).pull_subscribe_bind(durable, stream)
+        consumer = await tenant.connection.jetstream(**domain, timeout=PATIENCE_S).pull_subscribe_bind(
+            durable, stream
+        )
         [message] = await consumer.fetch(1, timeout=PATIENCE_S)
         await message.ack_sync()
         await consumer.unsubscribe()
@@ -269,7 +271,7 @@ async def test_nobody_gets_in_without_a_password(either: Site, credentials: dict
 async def test_a_tenant_creates_its_consumer_and_reads_its_events(one_account: Site, tenant: str) -> None:
     async with one_account.user(tenant) as user:
         await user.send(tenant, "order-1", LONG_AGO)
-        consumer = await user.connection.jetstream().pull_subscribe(
+        consumer = await user.connection.jetstream(timeout=PATIENCE_S).pull_subscribe(
             f"timer.events.{tenant}.>", durable=CONSUMERS[tenant], stream="TIMER_EVENTS"
         )
         [message] = await consumer.fetch(1, timeout=PATIENCE_S)
@@ -285,9 +287,13 @@ async def test_a_tenant_reads_its_dead_letters_through_a_durable_consumer(
 ) -> None:
     site = open_site(ONE_ACCOUNT)
     async with site.user("globex") as globex, site.user("acme") as acme:
-        await globex.connection.jetstream().publish("timer.commands.globex.CancelTimer", b"globex' own")
-        await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"acme's own")
-        await acme.connection.jetstream().pull_subscribe(
+        await globex.connection.jetstream(timeout=PATIENCE_S).publish(
+            "timer.commands.globex.CancelTimer", b"globex' own"
+        )
+        await acme.connection.jetstream(timeout=PATIENCE_S).publish(
+            "timer.commands.acme.CancelTimer", b"acme's own"
+        )
+        await acme.connection.jetstream(timeout=PATIENCE_S).pull_subscribe(
             "timer.deadletter.acme", durable="acme-letters", stream="TIMER_DEADLETTER"
         )
         letter = await site.next_letter(acme, "acme")
@@ -470,7 +476,7 @@ async def test_the_python_client_needs_no_more_than_a_tenants_rights(either: Sit
 
 async def test_no_answer_of_the_api_lands_on_a_subject_that_is_no_inbox(one_account: Site) -> None:
     async with one_account.user("acme") as acme, one_account.user("operator") as operator:
-        jetstream = operator.connection.jetstream()
+        jetstream = operator.connection.jetstream(timeout=PATIENCE_S)
         before = (await jetstream.stream_info("TIMER_COMMANDS")).state.last_seq
         await acme.connection.publish(
             "timer.api.acme.get",
@@ -497,7 +503,7 @@ async def test_a_tenant_cannot_forge_the_confirmation_of_another_s_event(
         inbox, batch, _ = (await heard.next_msg(timeout=PATIENCE_S)).reply.rsplit(".", 2)
         await asyncio.to_thread(site.service.wait_for_log, "batch.fired")
         # From here on the broker confirms no event, so that any confirmation is forged.
-        await operator.connection.jetstream().update_stream(
+        await operator.connection.jetstream(timeout=PATIENCE_S).update_stream(
             StreamConfig(name="TIMER_EVENTS", subjects=["timer.events.>"], no_ack=True)
         )
         await globex.send("globex", "victim", LONG_AGO)
@@ -593,7 +599,7 @@ async def test_an_account_cannot_listen_to_another_s_events(accounts: Site) -> N
 
 async def test_an_account_cannot_aim_the_broker_s_confirmation_at_another_tenant(accounts: Site) -> None:
     async with accounts.user("acme") as acme, accounts.user("operator") as operator:
-        jetstream = operator.connection.jetstream()
+        jetstream = operator.connection.jetstream(timeout=PATIENCE_S)
         before = (await jetstream.stream_info("TIMER_EVENTS")).state.last_seq
         await acme.connection.publish(
             "timer.commands.acme.ScheduleTimer",
@@ -614,7 +620,7 @@ async def test_an_operator_sees_every_timer_and_sends_a_letter_again(either: Sit
         client = OperatorClient(operator.connection)
         letters = await operator.connection.subscribe("timer.deadletter.acme")
         await operator.settle()
-        await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"[]")
+        await acme.connection.jetstream(timeout=PATIENCE_S).publish("timer.commands.acme.CancelTimer", b"[]")
         await letters.next_msg(timeout=PATIENCE_S)
         *_, letter = await client.dead_letters("acme", in_seconds(-3600), 100)
         await client.publish_again(letter["subject"], b"[] again", letter_sequence=letter["letter"])
@@ -649,7 +655,7 @@ async def test_a_monitor_sees_how_all_is(either: Site) -> None:
     async with either.user("monitor") as monitor:
         status = await monitor.call("timer.status")
         discovered = await monitor.call("$SRV.STATS.timer")
-        jetstream = monitor.connection.jetstream()
+        jetstream = monitor.connection.jetstream(timeout=PATIENCE_S)
         streams = [info.config.name for info in await jetstream.streams_info()]
         consumer = await jetstream.consumer_info("TIMER_COMMANDS", "timer-service")
         forbidden = await monitor.forbidden()
@@ -707,7 +713,9 @@ async def _one_round(site: Site, call: str) -> Round:
         letters = await acme.connection.subscribe("timer.deadletter.acme")
         await acme.settle()
         await acme.send("acme", call, LONG_AGO)
-        await acme.connection.jetstream().publish("timer.commands.acme.CancelTimer", b"no command")
+        await acme.connection.jetstream(timeout=PATIENCE_S).publish(
+            "timer.commands.acme.CancelTimer", b"no command"
+        )
         letter = json.loads((await letters.next_msg(timeout=PATIENCE_S)).data)
         event = await site.next_event(acme, "acme")
     await _until_all_is_acknowledged(site)
@@ -741,7 +749,7 @@ async def _until_kept(operator: User, tenant: str, call: str) -> None:
 
 async def _until_all_is_acknowledged(site: Site) -> None:
     async with site.user("monitor") as monitor:
-        jetstream = monitor.connection.jetstream()
+        jetstream = monitor.connection.jetstream(timeout=PATIENCE_S)
         async with asyncio.timeout(PATIENCE_S):
             while (await jetstream.stream_info("TIMER_COMMANDS")).state.messages:
                 await asyncio.sleep(0.02)

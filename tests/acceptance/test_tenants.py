@@ -189,7 +189,7 @@ async def test_subject_permissions_are_all_that_keeps_a_tenant_to_its_own(closed
     await world.schedule("umbrella", "order-1", LONG_AGO)
     await world.wait_for_row("umbrella", "order-1", state="Reached")
 
-    await acme.jetstream().publish(
+    await acme.jetstream(timeout=PATIENCE_S).publish(
         "timer.commands.acme.ScheduleTimer", encode(schedule("acme", "order-1", LONG_AGO))
     )
     await acme.publish("timer.commands.umbrella.CancelTimer", encode(cancel("umbrella", "order-2")))

@@ -39,7 +39,7 @@ class Stream:
         self.tenant = tenant
         self.name = f"{prefix.upper()}_EVENTS"
         self.timers = Timers(connection, tenant="acme", prefix=prefix)
-        self.jetstream = connection.jetstream()
+        self.jetstream = connection.jetstream(timeout=PATIENCE_S)
 
     async def fire(self, call: str, *, firing_id: str = "", generation: int = 1, tenant: str = "") -> str:
         tenant = tenant or self.tenant

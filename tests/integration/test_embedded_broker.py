@@ -9,6 +9,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from timer_service.adapters.nats.embedded import (
     HOST,
     embedded_broker,
@@ -22,7 +23,7 @@ from timer_service.domain.errors import CriticalError
 async def test_it_serves_jetstream_until_the_end_of_the_block(tmp_path: Path) -> None:
     async with embedded_broker(tmp_path / "data", free_port(0)) as broker:
         client = await nats.connect(broker.url)
-        await client.jetstream().account_info()
+        await client.jetstream(timeout=PATIENCE_S).account_info()
         await client.close()
 
     assert broker.process.returncode is not None

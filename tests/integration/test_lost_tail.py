@@ -64,7 +64,9 @@ class Site:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
-                    answer = await self.client.jetstream().publish(subject, messages.encode(envelope))
+                    answer = await self.client.jetstream(timeout=5).publish(
+                        subject, messages.encode(envelope)
+                    )
                 except (nats.errors.Error, TimeoutError):
                     await asyncio.sleep(0.05)  # The broker is not back yet.
                 else:
@@ -104,7 +106,9 @@ class Site:
                 await asyncio.sleep(0.01)
 
     async def left(self) -> int:
-        return int((await self.client.jetstream().stream_info("TIMER_COMMANDS")).state.messages)
+        return int(
+            (await self.client.jetstream(timeout=PATIENCE_S).stream_info("TIMER_COMMANDS")).state.messages
+        )
 
 
 async def _ignore(_: Exception) -> None:

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.support import messages
 from tests.support.broker import NatsServer, told
 from tests.support.lines import BATCH_SIZE, until
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client import wire
 from timer_service.adapters.nats.backlog import BacklogQuestions
@@ -45,7 +46,13 @@ async def test_however_many_subjects_a_tenant_makes_up_the_answer_does_not_grow(
                 await told(client)
                 stream = f"{prefix.upper()}_COMMANDS"
                 asked = json.dumps({"subjects_filter": f"{prefix}.commands.*.ScheduleTimer"}).encode()
-                sizes.append(len((await client.request(f"$JS.API.STREAM.INFO.{stream}", asked)).data))
+                sizes.append(
+                    len(
+                        (
+                            await client.request(f"$JS.API.STREAM.INFO.{stream}", asked, timeout=PATIENCE_S)
+                        ).data
+                    )
+                )
                 assert (await bus.source.backlog({})).tenants == frozenset()
     finally:
         await client.close()
@@ -62,7 +69,7 @@ async def test_where_commands_stay_although_they_are_applied_nobody_is_said_to_h
     stream, subject = f"{prefix.upper()}_COMMANDS", f"{prefix}.commands.acme.ScheduleTimer"
     options = NatsOptions(connect={"servers": [shared_broker.url]}, prefix=prefix, batch_size=BATCH_SIZE)
     try:
-        jetstream = client.jetstream()
+        jetstream = client.jetstream(timeout=PATIENCE_S)
         await jetstream.add_stream(name=stream, subjects=[f"{prefix}.commands.>"], retention=retention)
         await jetstream.add_consumer(stream, durable_name="audit")
         bus = NatsBus(options, ManualClock(), lambda: 0.5, MemoryTimerStore())
@@ -180,7 +187,7 @@ async def test_it_asks_in_the_domain_and_below_the_prefix(tmp_path: Path) -> Non
         async with bus.running():
             await _connected(bus)
             body = messages.encode(messages.schedule(ACME, "order-1", at(60)))
-            stored = await client.jetstream(domain="hub").publish(
+            stored = await client.jetstream(domain="hub", timeout=PATIENCE_S).publish(
                 "eu.timer.commands.acme.ScheduleTimer", body
             )
 

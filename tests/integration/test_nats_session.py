@@ -179,7 +179,7 @@ async def test_a_missing_stream_that_cannot_be_made_is_an_outage(
     async with bus.running():
         await until_connected(bus)
         desk.error = NatsError("the stream cannot be made")
-        await client.jetstream().delete_stream(f"{prefix.upper()}_EVENTS")
+        await client.jetstream(timeout=PATIENCE_S).delete_stream(f"{prefix.upper()}_EVENTS")
         await bus.sink.publish([reached("order-1", 0)])
         await until(away, "the bus to say why")
         desk.error = None

@@ -80,14 +80,14 @@ async def test_more_than_a_part_is_confirmed_whole(shared_broker: NatsServer, pr
     """Among them one that is too large, which must not count for another."""
     client = TolerantClient()
     await client.connect(shared_broker.url)
-    await client.jetstream().add_stream(name=prefix, subjects=[f"{prefix}.>"])
+    await client.jetstream(timeout=PATIENCE_S).add_stream(name=prefix, subjects=[f"{prefix}.>"])
     publisher = await new_publisher(client, prefix)
     body = b"x" * (PART_BYTES // 3)
     outgoing = [Outgoing(f"{prefix}.{n}", body) for n in range(10)]
     outgoing[4] = Outgoing(f"{prefix}.4", b"x" * (client.max_payload + 1))
 
     results = await publisher.publish(outgoing)
-    info = await client.jetstream().stream_info(prefix)
+    info = await client.jetstream(timeout=PATIENCE_S).stream_info(prefix)
     await client.close()
 
     expected = [Published.CONFIRMED] * 10
@@ -125,7 +125,7 @@ async def test_a_forged_confirmation_is_not_believed(shared_broker: NatsServer, 
 
 
 async def new_stream(client: TolerantClient, name: str, **config: Any) -> Publisher:
-    await client.jetstream().add_stream(
+    await client.jetstream(timeout=PATIENCE_S).add_stream(
         StreamConfig(name=name, subjects=[f"{name}.>"], **{"allow_batched": True, **config})
     )
     publisher = Publisher(frozenset({name}), lambda: None, PATIENCE_S, min_batched=2)
@@ -146,7 +146,7 @@ async def client(shared_broker: NatsServer) -> AsyncIterator[TolerantClient]:
 
 
 async def stored(client: TolerantClient, name: str) -> int:
-    return (await client.jetstream().stream_info(name)).state.messages
+    return (await client.jetstream(timeout=PATIENCE_S).stream_info(name)).state.messages
 
 
 async def test_a_batch_is_confirmed_whole_and_what_is_there_already_is_dropped(

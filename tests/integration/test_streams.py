@@ -22,6 +22,7 @@ from nats.js.api import (
 
 from tests.support.broker import NatsServer
 from tests.support.lines import NatsLine, nats_line, until
+from tests.support.patience import PATIENCE_S
 from timer_service.adapters.nats.bus import NatsMeans
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.session import SessionMeans
@@ -36,7 +37,7 @@ ACK_WAIT_S = 17.0
 @pytest.fixture
 async def jetstream(shared_broker: NatsServer) -> AsyncIterator[JetStreamContext]:
     client = await nats.connect(shared_broker.url)
-    yield client.jetstream()
+    yield client.jetstream(timeout=PATIENCE_S)
     await client.close()
 
 

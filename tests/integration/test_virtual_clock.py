@@ -13,6 +13,7 @@ from nats.js.api import DeliverPolicy
 
 from tests.support import messages
 from tests.support.broker import NatsServer
+from tests.support.patience import PATIENCE_S
 from tests.support.team import Team, team
 from tests.support.timers import schedule
 from timer_client import RequestRefused, ServiceAway, Timers
@@ -123,7 +124,7 @@ async def test_a_delay_counts_from_the_virtual_clock(shared_broker: NatsServer, 
         body = messages.encode(_delayed("order-1", 60_000))
         await other.jetstream.publish(f"{prefix}.commands.acme.ScheduleTimer", body)
         request = messages.encode({"serviceCallId": "order-2", "delayMs": 60_000})
-        await other.client.request(f"{prefix}.api.acme.schedule", request)
+        await other.client.request(f"{prefix}.api.acme.schedule", request, timeout=PATIENCE_S)
         await virtual.walk.advance_to(START)
         timers = Timers(other.client, tenant="acme", prefix=prefix)
 
@@ -230,7 +231,7 @@ async def test_a_request_that_does_not_say_how_far_is_refused(
     shared_broker: NatsServer, prefix: str, body: bytes
 ) -> None:
     async with opened(shared_broker, prefix) as (virtual, other):
-        answer = await other.client.request(f"{prefix}.clock.advance", body)
+        answer = await other.client.request(f"{prefix}.clock.advance", body, timeout=PATIENCE_S)
 
         assert answer.headers is not None
         assert answer.headers["Nats-Service-Error-Code"] == "400"

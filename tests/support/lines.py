@@ -184,7 +184,7 @@ class NatsLine:
         """One entry for each letter that was dropped."""
         self.prefix = prefix
         self.stream = f"{prefix.upper()}_COMMANDS"
-        self.jetstream: JetStreamContext = client.jetstream()
+        self.jetstream: JetStreamContext = client.jetstream(timeout=PATIENCE_S)
         self.wire = wire
 
     async def stream_created_us(self) -> int:

@@ -12,6 +12,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from tests.support import messages
+from tests.support.patience import PATIENCE_S
 from timer_service.waiting import owned
 
 Handler = Callable[[dict[str, Any]], Awaitable[None]]
@@ -23,7 +24,7 @@ class Team:
     def __init__(self, client: Client, prefix: str) -> None:
         self.client = client
         self.prefix = prefix
-        self.jetstream = client.jetstream()
+        self.jetstream = client.jetstream(timeout=PATIENCE_S)
         self.events_stream = f"{prefix.upper()}_EVENTS"
 
     async def schedule(self, call: str, due_at: datetime, tenant: str = "acme") -> None:

@@ -52,7 +52,7 @@ class World:
         self.client = await nats.connect(
             self.broker.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore, **options
         )
-        self.jetstream = self.client.jetstream()
+        self.jetstream = self.client.jetstream(timeout=PATIENCE_S)
         return self
 
     async def close(self) -> None:

@@ -18,6 +18,8 @@ CLOCKS = re.compile(
 )
 WAITS = re.compile(r"(TIMEOUT|WAIT|LIMIT|PATIENCE|PROMPT|LATE|BUSY|HELD_UP)\w*_(S|MS)$")
 TAKE_A_LIMIT_FIRST = {"timeout", "join", "wait", "until", "next_msg"}
+SHORT_BY_DEFAULT = re.compile(r"\.jetstream$|(client|connection)\.request$")
+"""nats-py waits 5 s and half a second where nobody says otherwise."""
 
 MEASURED_ON_REQUEST = {"test_postgres.py": "make test-cluster, which `make test` leaves out"}
 VIRTUAL = "simulation"
@@ -31,6 +33,8 @@ ALLOWED = {
     ("test_batches.py", "timeout_s=0.0"): "the time-out that is tested: no answer comes",
     ("test_letters.py", "ROOM_TIMEOUT_S = 0.001"): "how long the code waits, not the test",
     ("world.py", 'request("$JS.API.INFO", timeout=0.5)'): "tried again, up to PATIENCE_S",
+    ("test_callbacks.py", "client.request(method, self.url"): "aiohttp, which waits for five minutes",
+    ("test_lost_tail.py", "self.client.jetstream(timeout=5)"): "tried again until the broker is back",
     ("load.py", "self.client.jetstream(timeout=1)"): "the tenant sends again",
     ("load.py", '.cancel", request, timeout=3)'): "without an answer the ledger expects either outcome",
     ("load.py", "subject, body, timeout=1"): "the tenant sends again",
@@ -65,6 +69,8 @@ def test_no_test_waits_or_measures_in_seconds_that_a_slow_machine_exceeds() -> N
         "assert max(map(lateness_ms, events)) <= HELD_UP_MS",
         "assert (out_at - due_at).total_seconds() < 1",
         "await consumer.fetch(1, timeout=5)",
+        "client.jetstream().publish(subject)",
+        "await other.client.request(subject, body)",
         "process.wait(10)",
         "async def f():\n    async with asyncio.timeout(2): ...",
         "WAIT_S = 15.0",
@@ -82,6 +88,8 @@ def test_a_short_limit_is_found(source: str) -> None:
         "assert 0 <= lateness_ms",
         "assert len(found) < 5",
         "await consumer.fetch(1, timeout=PATIENCE_S)",
+        "client.jetstream(timeout=PATIENCE_S).publish(subject)",
+        "await other.client.request(subject, body, timeout=PATIENCE_S)",
         "process.wait(60)",
         "DUE_S = 3",
     ],
@@ -111,6 +119,8 @@ def _reason(node: ast.AST) -> str | None:
             return "gives up early"
         case ast.Call() if _called(node) in TAKE_A_LIMIT_FIRST and any(map(_is_short, node.args[:1])):
             return "gives up early"
+        case ast.Call() if _gives_up_by_itself(node):
+            return "gives up early where no limit is given"
         case ast.Assign() if any(map(_is_wait, node.targets)) and _is_short(node.value):
             return "names a short limit"
         case ast.FunctionDef() | ast.AsyncFunctionDef() if _has_short_default(node):
@@ -143,6 +153,11 @@ def _is_short(value: ast.expr) -> bool:
         and not isinstance(value.value, bool)
         and value.value < SHORTEST_S
     )
+
+
+def _gives_up_by_itself(call: ast.Call) -> bool:
+    named = {given.arg for given in call.keywords}
+    return SHORT_BY_DEFAULT.search(ast.unparse(call.func)) is not None and not named & {"timeout", None}
 
 
 def _called(call: ast.Call) -> str:

@@ -22,6 +22,7 @@ from timer_service.domain.timer import TimerState
 from timer_service.service.run import run_service
 from timer_service.testing.clock import START
 from timer_service.testing.store import MemoryTimerStore
+from timer_service.testing.settling import ANSWER_TIMEOUT_S
 from timer_service.testing.virtual import VirtualService, in_memory, open_virtual_service
 from timer_service.testing.virtual_clock import VirtualClock
 from timer_service.testing.walk import USUAL_LIMITS, Walk, WalkLimits
@@ -190,7 +191,7 @@ class TimerServiceKit(TimerAssertions):
         async with self.connect() as connection:
             for stream in (names.commands, names.events, names.dead_letters):
                 try:
-                    await connection.jetstream().delete_stream(stream)
+                    await connection.jetstream(timeout=ANSWER_TIMEOUT_S).delete_stream(stream)
                 except NotFoundError:
                     pass  # The test has deleted it.
 

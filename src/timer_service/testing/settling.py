@@ -14,6 +14,8 @@ from timer_service.domain.errors import TransientError
 from timer_service.ports.clock import Clock
 from timer_service.stores import Store
 
+ANSWER_TIMEOUT_S: Final = 30.0
+"""How long the broker may take to answer; on a busy machine nothing hurries."""
 MAX_CONSUMERS: Final = 10_000
 """Durable consumers of the events that are looked at."""
 _PAGE: Final = 256
@@ -36,7 +38,7 @@ class Settling:
     """Asks broker and store whether commands are taken, due timers fired and events acknowledged."""
 
     def __init__(self, client: Client, prefix: str, store: Store, clock: Clock) -> None:
-        self._jetstream = client.jetstream()
+        self._jetstream = client.jetstream(timeout=ANSWER_TIMEOUT_S)
         self._names = StreamNames.of(prefix)
         self._store = store
         self._clock = clock
