@@ -1,5 +1,6 @@
 """Crash the service at every step of a few short stories that together use all of it."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from tests.simulation.plan import (
     sendings,
     with_payload,
 )
-from tests.simulation.world import Tally, World
+from tests.simulation.world import Tally, Workshop, World
 from timer_service.domain.delivery import Answered, TimedOut, Trouble, Unreachable
 
 QUICK_S, SLOW_S = 0.02, 2.5
@@ -376,20 +377,27 @@ def every_crash(steps: int) -> Iterator[CrashPoint]:
             yield CrashPoint(step, after=False, down_for=QUICK_S, again_in=again_in)
 
 
-def some_crashes(places: list[set[Place]]) -> Iterator[CrashPoint]:
-    """Yield a crash wherever the service waits at a place for the first time, and at every fortieth step."""
-    met: set[Place] = set()
+def some_crashes(shop: Workshop) -> dict[str, list[CrashPoint]]:
+    """Return crashes for each story: at each place in the first two that meet it, and at every 80th step."""
+    met: Counter[Place] = Counter()
+    return {story: list(_some_crashes(places_by_step(story, *shop), met)) for story in STORIES}
+
+
+def _some_crashes(places: list[set[Place]], met: Counter[Place]) -> Iterator[CrashPoint]:
+    seen: set[Place] = set()
     for step, waits_at in enumerate(places):
-        if waits_at - met:
+        new = waits_at - seen
+        if any(met[place] < 2 for place in new):
             yield CrashPoint(step, after=False, down_for=QUICK_S)
-        elif step % 40 == 0:
-            again_in = step % 90 if step % 80 == 0 else None
+        elif step % 80 == 0:
+            again_in = step % 90 if step % 160 == 0 else None
             yield CrashPoint(step, after=True, down_for=SLOW_S, again_in=again_in)
-        met |= waits_at
+        met.update(new)
+        seen |= new
 
 
 def crash_everywhere(
-    story: str, points: Iterator[CrashPoint], folder: Path, template: Path, report: CrashReport
+    story: str, points: Iterable[CrashPoint], folder: Path, template: Path, report: CrashReport
 ) -> None:
     """Tell a story once for each crash, and collect what goes wrong."""
     for point in points:

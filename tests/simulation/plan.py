@@ -12,8 +12,8 @@ from tests.simulation.clock import START_MS
 from tests.simulation.model import Wish
 from timer_service.domain.delivery import CallResult
 
-SEEDS = 120
-"""The default run plays the seeds below this."""
+SEEDS = (*range(55), 66, 70, 73, 101, 116, 133, 140)
+"""What the default run plays: the first, and those that have a fault or catch a bug that the others do not."""
 TENANTS = ("acme", "Acme", "globex", "umbrella_1")
 CALLS = (
     *(f"order-{number}" for number in range(1, 9)),

@@ -8,6 +8,7 @@ import pytest
 from tests.simulation.awaits import Place
 from tests.simulation.crashes import (
     STORIES,
+    CrashPoint,
     CrashReport,
     crash_everywhere,
     forgotten,
@@ -18,11 +19,18 @@ from tests.simulation.crashes import (
 from tests.simulation.world import Workshop
 
 
+@pytest.fixture(scope="module")
+def crashes(shop: Workshop) -> dict[str, list[CrashPoint]]:
+    return some_crashes(shop)
+
+
 @pytest.mark.parametrize("story", STORIES)
-def test_no_crash_breaks_an_invariant(shop: Workshop, story: str) -> None:
+def test_no_crash_breaks_an_invariant(
+    shop: Workshop, crashes: dict[str, list[CrashPoint]], story: str
+) -> None:
     report = CrashReport()
 
-    crash_everywhere(story, some_crashes(places_by_step(story, *shop)), *shop, report)
+    crash_everywhere(story, crashes[story], *shop, report)
 
     assert [(point, tally.violations[0]) for _, point, tally in report.failures] == []
     assert report.scenarios > 0
