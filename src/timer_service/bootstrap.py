@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -42,6 +42,13 @@ def _rest_api(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[N
     return rest_api(settings, RestParts(**parts))
 
 
+def _page(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
+    # Here, as above.
+    from timer_service.page import PageParts, page  # noqa: PLC0415
+
+    return page(settings, PageParts(**parts))
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the service is built from; whoever gives nothing else gets the real ones."""
@@ -59,10 +66,14 @@ class Parts:
     """What sends callbacks."""
     serve_api: Callable[..., AbstractAsyncContextManager[None]] = _rest_api
     """What takes requests over HTTP."""
+    serve_page: Callable[..., AbstractAsyncContextManager[None]] = _page
+    """What people look at."""
     listener: socket.socket | None = None
     """Where health and metrics are served; None listens as the settings say."""
     api_listener: socket.socket | None = None
     """Where the REST API is served; None listens as the settings say."""
+    page_listener: socket.socket | None = None
+    """Where the page is served; None listens as the settings say."""
 
 
 REAL_PARTS: Final = Parts()
@@ -86,22 +97,9 @@ async def open_service(
         callbacks = (opened.store.deliveries, sender)
         service = _service(settings, parts, store, bus, callbacks, clock, metrics)
         timers = _timers(instance, store, bus, clock, metrics, service)
-        if settings.http_port:
-            await stack.enter_async_context(_http(settings, parts, service, metrics))
         rate_limit = RateLimit(settings.request_rate, settings.request_burst)
-        if settings.api_port:
-            api = parts.serve_api(
-                settings,
-                opened=opened,
-                timers=timers,
-                deliveries=Deliveries(opened.store.deliveries, clock, service.deliver_from),
-                clock=clock,
-                elapsed_s=parts.elapsed_s,
-                rate_limit=rate_limit,
-                answered=metrics.request_answered,
-                listener=parts.api_listener,
-            )
-            await stack.enter_async_context(api)
+        for way_in in _ways_in(settings, parts, opened, timers, service, clock, metrics, rate_limit):
+            await stack.enter_async_context(way_in)
         headers = opened.store.sealed_headers
         await stack.enter_async_context(resealing(settings, opened.secrets, headers, clock.now))
         await stack.enter_async_context(bus.running())
@@ -110,6 +108,38 @@ async def open_service(
             nats.attach(await stack.enter_async_context(_request_api(settings, timers, metrics, rate_limit)))
         await stack.enter_async_context(opened.listen(service.heard_of))
         yield service
+
+
+def _ways_in(
+    settings: Settings,
+    parts: Parts,
+    opened: OpenedStore,
+    timers: Timers,
+    service: Service,
+    clock: GuardedClock,
+    metrics: Metrics,
+    rate_limit: RateLimit,
+) -> Iterator[AbstractAsyncContextManager[None]]:
+    """Yield what is served over HTTP, as far as it is wanted."""
+    if settings.http_port:
+        yield _http(settings, parts, service, metrics)
+    common = {
+        "opened": opened,
+        "timers": timers,
+        "deliveries": Deliveries(opened.store.deliveries, clock, service.deliver_from),
+        "clock": clock,
+        "elapsed_s": parts.elapsed_s,
+    }
+    if settings.api_port:
+        yield parts.serve_api(
+            settings,
+            **common,
+            rate_limit=rate_limit,
+            answered=metrics.request_answered,
+            listener=parts.api_listener,
+        )
+    if settings.page_port:
+        yield parts.serve_page(settings, **common, health=service.health, listener=parts.page_listener)
 
 
 def _sender(

@@ -34,8 +34,10 @@ GC_AFTER_OBJECTS: Final = 50_000
 DEV_API_PORT: Final = 8090
 DEV_TENANT: Final = "dev"
 
-Listeners = tuple[socket.socket | None, socket.socket | None]
-"""Where health and metrics are served, and where the REST API is."""
+DEV_PAGE_PORT: Final = 8070
+
+Listeners = tuple[socket.socket | None, socket.socket | None, socket.socket | None]
+"""Where health and metrics are served, where the REST API is, and where the page is."""
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +81,7 @@ def dev(options: argparse.Namespace) -> int:
         async with mode.data() as data, embedded_broker(data, options.port) as broker:
             # From here on, not only once the service is loaded: another one may start at the same time.
             with ExitStack() as stack:
-                listeners = _listen(settings), _listen_for_api(settings)
+                listeners = _listen(settings), _listen_for_api(settings), _listen_for_page(settings)
                 for each in listeners:
                     if each is not None:
                         stack.enter_context(closing(each))
@@ -87,6 +89,7 @@ def dev(options: argparse.Namespace) -> int:
                     "broker_url": broker.url,
                     "http_port": _port_of(listeners[0]),
                     "api_port": _port_of(listeners[1]),
+                    "page_port": _port_of(listeners[2]),
                     "db_path": data / "timers.db",
                     **_dev_key(settings, data),
                 }
@@ -117,6 +120,14 @@ def _listen_for_api(settings: Settings) -> socket.socket | None:
     return listen(settings.api_host, settings.api_port or DEV_API_PORT, 0, remedy=remedy)
 
 
+def _listen_for_page(settings: Settings) -> socket.socket | None:
+    """Listen for the page in the same way."""
+    if not settings.page_port and "page_port" in settings.model_fields_set:
+        return None
+    remedy = "set TIMER_PAGE_HOST, or TIMER_PAGE_PORT=0 to disable it"
+    return listen(settings.page_host, settings.page_port or DEV_PAGE_PORT, 0, remedy=remedy)
+
+
 def _port_of(listener: socket.socket | None) -> int:
     return 0 if listener is None else int(listener.getsockname()[1])
 
@@ -140,7 +151,7 @@ async def _fail_with(broker: EmbeddedBroker) -> None:
 async def _serve(
     settings: Settings,
     stop: asyncio.Event,
-    listeners: Listeners = (None, None),
+    listeners: Listeners = (None, None, None),
     mode: DevMode | None = None,
 ) -> None:
     # Here, because it takes half a second that no other command has to wait for.
@@ -153,7 +164,7 @@ async def _serve(
     opening = open_service if mode is None or mode.is_usual else mode.open_service
 
     async def serve() -> None:
-        parts = Parts(listener=listeners[0], api_listener=listeners[1])
+        parts = Parts(listener=listeners[0], api_listener=listeners[1], page_listener=listeners[2])
         async with opening(settings, instance, parts) as service:
             started.set()
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
@@ -205,7 +216,8 @@ def _greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode
     server = "" if broker.port == USUAL_PORT else f" --server {broker.url}"
     print(
         f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
-        f"  broker  {broker.url}\n"
+        + _greet_page(settings)
+        + f"  broker  {broker.url}\n"
         f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
         f"  data    {data}\n"
         f"{mode}"
@@ -215,6 +227,12 @@ def _greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode
         f"  {command} cancel --tenant acme --id order-42{server}" + _greet_api(settings),
         flush=True,
     )
+
+
+def _greet_page(settings: Settings) -> str:
+    if not settings.page_port:
+        return ""
+    return f"  page    http://{settings.page_host}:{settings.page_port}/ui/\n"
 
 
 def _greet_api(settings: Settings) -> str:

@@ -1,6 +1,6 @@
 """Every setting, from the environment or a `.env` file."""
 
-from timer_service.config.checks import env_name
+from timer_service.config.checks import env_name, read_groups, read_networks
 from timer_service.config.durations import parse_duration
 from timer_service.config.loading import load_settings, unknown_variables
 from timer_service.config.nats import nats_connect_options
@@ -12,5 +12,7 @@ __all__ = [
     "load_settings",
     "nats_connect_options",
     "parse_duration",
+    "read_groups",
+    "read_networks",
     "unknown_variables",
 ]

@@ -1,5 +1,6 @@
 """What a value must be: checks of single settings, and of settings that belong together."""
 
+import ipaddress
 import os
 import ssl
 from collections.abc import Callable
@@ -136,6 +137,43 @@ def _allowed_ranges(text: str) -> str:
     return text
 
 
+def _page_url(url: str) -> str:
+    target = urlsplit(url)
+    # Reading the port raises ValueError if it is not a number.
+    if target.scheme not in {"http", "https"} or not target.hostname or target.port == 0:
+        raise ValueError("not an address")
+    if target.query or target.fragment or "@" in target.netloc:
+        raise ValueError("not a plain address")
+    return url
+
+
+def _networks(text: str) -> str:
+    read_networks(text)
+    return text
+
+
+def _groups(text: str) -> str:
+    for group, role, tenants in read_groups(text):
+        if not group or role not in {"viewer", "operator", "admin"} or "" in tenants:
+            raise ValueError("not a group")
+    return text
+
+
+def read_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Read addresses and ranges; raise ValueError otherwise."""
+    return [ipaddress.ip_network(part.strip()) for part in text.split(",")]
+
+
+def read_groups(text: str) -> list[tuple[str, str, list[str]]]:
+    """Read groups with a role each, and the tenants that they are for: none means all."""
+    found = []
+    for part in text.split(","):
+        group, _, rest = part.strip().partition("=")
+        role, colon, tenants = rest.partition(":")
+        found.append((group, role, tenants.split("+") if colon else []))
+    return found
+
+
 def _proxy_url(url: str) -> str:
     if not read_target(url).url.startswith("http://"):
         raise ValueError("not an HTTP proxy")
@@ -184,4 +222,7 @@ ApiKeyText = Annotated[SecretStr, AfterValidator(_api_key)]
 StoreUrl = Annotated[SecretStr, AfterValidator(_store_url)]
 SecretKeyList = Annotated[SecretStr, AfterValidator(_secret_keys)]
 AllowedRanges = Annotated[str, AfterValidator(_allowed_ranges)]
+PageUrl = Annotated[str, AfterValidator(_page_url)]
+Networks = Annotated[str, AfterValidator(_networks)]
+GroupList = Annotated[str, AfterValidator(_groups)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]

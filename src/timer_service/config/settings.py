@@ -15,6 +15,7 @@ from timer_service.config.checks import MAX_RETENTION_DAYS, env_name
 from timer_service.config.durations import parse_duration
 from timer_service.config.fields import A_FILE as _A_FILE
 from timer_service.config.fields import setting as _setting
+from timer_service.config.page import PageSettings
 
 _OF_A_BROKER: Final = (
     "broker_user",
@@ -30,7 +31,7 @@ _OF_A_BROKER: Final = (
 """What only says how to reach a broker."""
 
 
-class Settings(ApiSettings, CallbackSettings):
+class Settings(ApiSettings, PageSettings, CallbackSettings):
     """The service's settings; each is the environment variable TIMER_<NAME>."""
 
     model_config = SettingsConfigDict(
@@ -171,6 +172,7 @@ class Settings(ApiSettings, CallbackSettings):
     def _belong_together(self) -> Self:
         checks.check_set_together(self, "broker_user", "broker_password")
         checks.check_set_together(self, "broker_tls_cert", "broker_tls_key")
+        checks.check_set_together(self, "page_trusted_proxies", "page_groups")
         checks.check_at_most_one(self, "broker_user", "broker_token", "broker_creds", "broker_nkey")
         checks.check_retention(self.retention, self.ack_wait)
         if not self.has_broker:

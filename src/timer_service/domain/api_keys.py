@@ -11,6 +11,8 @@ from timer_service.domain.messages import TenantId
 
 PREFIX: Final = "tmr"
 MAX_KEY_CHARS: Final = 512
+ALL_TENANTS: Final = TenantId("*")
+"""The tenant of a key that opens the page for every tenant, and nothing else; no tenant has this name."""
 
 
 class Scope(StrEnum):

@@ -7,7 +7,15 @@ from datetime import datetime
 from hmac import compare_digest
 from typing import Final
 
-from timer_service.domain.api_keys import ALL_SCOPES, MAX_KEY_CHARS, ApiKey, Scope, digest_of, key_id_of
+from timer_service.domain.api_keys import (
+    ALL_SCOPES,
+    ALL_TENANTS,
+    MAX_KEY_CHARS,
+    ApiKey,
+    Scope,
+    digest_of,
+    key_id_of,
+)
 from timer_service.domain.messages import TenantId
 from timer_service.ports.api_keys import ApiKeyStore
 
@@ -40,8 +48,8 @@ class Doorkeeper:
         self._keys = keys
         self._now = now
         self._elapsed_s = elapsed_s
-        self._single = None if single_key is None else digest_of(single_key)
-        self._single_caller = Caller(TenantId(single_tenant), ALL_SCOPES)
+        self.single = None if single_key is None else digest_of(single_key)
+        self.single_caller = Caller(TenantId(single_tenant), ALL_SCOPES)
         self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
 
     async def caller(self, headers: Mapping[str, str]) -> Caller | None:
@@ -49,13 +57,19 @@ class Doorkeeper:
         text = _key_in(headers)
         if text is None:
             return None
-        if self._single is not None and compare_digest(self._single, digest_of(text)):
-            return self._single_caller
+        if self.single is not None and compare_digest(self.single, digest_of(text)):
+            return self.single_caller
         key_id = key_id_of(text)
-        key = None if key_id is None else await self._find(key_id)
-        if key is None or not key.opens_for(text, self._now()):
+        key = None if key_id is None else await self.valid_key(key_id)
+        # A key for every tenant is one for the page: the API has no way to say whose timer is meant.
+        if key is None or key.tenant_id == ALL_TENANTS or not compare_digest(key.digest, digest_of(text)):
             return None
         return Caller(key.tenant_id, key.scopes)
+
+    async def valid_key(self, key_id: str) -> ApiKey | None:
+        """Return a key that was neither revoked nor has expired, by its id. Raises TransientError."""
+        key = await self._find(key_id)
+        return key if key is not None and key.is_valid(self._now()) else None
 
     async def _find(self, key_id: str) -> ApiKey | None:
         """Look a key up, at most every few seconds: also one that there is not."""

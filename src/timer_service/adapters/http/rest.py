@@ -1,12 +1,12 @@
 """All paths of the REST API, and the server that they are served by."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from timer_service.adapters.http.api import ApiApp, Route
+from timer_service.adapters.http.api import Route
 from timer_service.adapters.http.compact import CompactHandlers, as_compact
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.dry_run import DryRunHandlers
@@ -75,13 +75,16 @@ def compact_routes(handlers: CompactHandlers) -> Sequence[Route]:
     return [replace(route, failed=as_compact) for route in routes]
 
 
-def serving_api(app: ApiApp, listener: socket.socket) -> AbstractAsyncContextManager[None]:
+def serving_api(
+    app: Callable[..., Any], listener: socket.socket, max_connections: int = MAX_CONNECTIONS
+) -> AbstractAsyncContextManager[None]:
     """Serve the API, with a bound on its connections and on how long each may take to ask."""
     return serving(
         app,
         listener,
         http=PunctualProtocol,
         ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=max_connections,
         server_header=False,
+        proxy_headers=False,
     )

@@ -1,0 +1,117 @@
+"""Models into HTML or JSON: everything that came from others is text, and looks like it."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+
+from timer_client.wire import format_time
+from timer_service.adapters.http.pages.assets import Assets
+from timer_service.adapters.http.pages.visit import Look, address
+from timer_service.printable import printable
+
+MAX_SHOWN_CHARS: Final = 8_192
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_WORD: Final = re.compile(r"_([a-z])")
+
+
+class Renderer:
+    """Knows the templates and how values are written."""
+
+    def __init__(self, assets: Assets) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("timer_service.adapters.http.pages"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.globals |= {"asset": assets.path, "address": address}
+        self._environment.filters |= {
+            "time": _time,
+            "span": span,
+            "number": number,
+            "visible": visible,
+            "late": late,
+        }
+
+    def html(self, template: str, model: Mapping[str, Any], chrome: Mapping[str, Any]) -> bytes:
+        """Return a page; `chrome` is what every page has."""
+        return self._environment.get_template(template).render({**chrome, **model}).encode()
+
+
+def as_json(model: Mapping[str, Any]) -> bytes:
+    """Return the same model for a program: moments in UTC, names in camel case."""
+    return json.dumps(_plain(model), ensure_ascii=False, indent=1).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return format_time(value)
+    if isinstance(value, timedelta):
+        return value / timedelta(seconds=1)
+    if isinstance(value, Enum):
+        return value.name.lower() if isinstance(value.value, int) else value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain({each.name: getattr(value, each.name) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {_camel(str(name)): _plain(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list | tuple | set | frozenset | Iterator):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    return _WORD.sub(lambda match: match[1].upper(), name)
+
+
+def visible(text: object) -> str:
+    """Return other people's text with everything escaped that would steer or deceive the eye."""
+    shown = printable(str(text))
+    return shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + "…"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """Return a number with separators; a dash if there is none."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def late(seconds: float | None) -> str:
+    """Return a lateness, to the millisecond where that means something."""
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1000:,.0f} ms" if seconds < 10 else span(seconds)
+
+
+def span(seconds: float | timedelta) -> str:
+    """Return a span in its two largest units, such as 2 h 13 min."""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    left = int(abs(seconds))
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count:,} {unit}")
+    return " ".join(parts[:2])
+
+
+@pass_context
+def _time(context: Context, moment: datetime | None) -> str:
+    """Return a moment in the zone that the visitor chose, with the zone written out."""
+    return "–" if moment is None else written(moment, context["look"])
+
+
+def written(moment: datetime, look: Look) -> str:
+    """Return a moment in a zone, to the millisecond, with the zone's name."""
+    local = moment.astimezone(look.zone or UTC)
+    name = "UTC" if look.zone is None else f"{local:%Z} ({look.zone_name})"
+    # Not by %Y, which does not pad a year before 1000.
+    return f"{local.year:04}-{local:%m-%d %H:%M:%S}.{local.microsecond // 1000:03} {name}"

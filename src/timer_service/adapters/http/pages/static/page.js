@@ -1,0 +1,105 @@
+// Live numbers, countdowns and copying: everything here is an extra, the page works without it.
+// Only text and numbers are written, never HTML.
+
+const body = document.body;
+const skew = Number(body.dataset.now) - Date.now();
+const now = () => Date.now() + skew;
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+function span(seconds) {
+  let left = Math.floor(Math.abs(seconds));
+  const parts = [];
+  for (const [size, unit] of UNITS) {
+    const count = Math.floor(left / size);
+    left -= count * size;
+    if (count || (unit === "s" && !parts.length)) parts.push(`${count.toLocaleString("en")} ${unit}`);
+  }
+  return parts.slice(0, 2).join(" ");
+}
+
+// Relative times count on by the server's clock.
+function tick() {
+  for (const each of document.querySelectorAll("[data-at]")) {
+    const seconds = (Number(each.dataset.at) - now()) / 1000;
+    each.textContent = seconds > 0 ? `in ${span(seconds)}` : `${span(seconds)} ago`;
+  }
+}
+if (!body.dataset.standing) setInterval(tick, 1000);
+
+// Numbers of the stream: each frame names values, each value has its places.
+const status = document.getElementById("stream");
+let source = null;
+function write(frame) {
+  for (const [name, value] of Object.entries(frame)) {
+    for (const place of document.querySelectorAll(`[data-live="${CSS.escape(name)}"]`)) {
+      if (place.textContent !== String(value)) place.textContent = String(value);
+    }
+  }
+}
+function open() {
+  if (source || !body.dataset.stream || document.hidden) return;
+  source = new EventSource(body.dataset.stream);
+  source.onopen = () => { status.textContent = "live"; };
+  source.onmessage = (message) => { write(JSON.parse(message.data)); };
+  source.onerror = () => {
+    status.textContent = `stream lost at ${new Date(now()).toISOString().slice(11, 19)} UTC, trying again`;
+    if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(open, 5000); }
+  };
+}
+function close() {
+  if (source) source.close();
+  source = null;
+}
+// Only the visible tab streams: a browser has six connections for one host.
+document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+addEventListener("pagehide", close);
+addEventListener("pageshow", open);
+open();
+
+// Copy, also over plain http where there is no clipboard.
+for (const button of document.querySelectorAll("[data-copy]")) {
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const text = document.getElementById(button.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(text);
+      button.textContent = "Selected";
+    }
+  });
+}
+
+// Select all on the page.
+for (const box of document.querySelectorAll("[data-select-all]")) {
+  box.hidden = false;
+  box.addEventListener("change", () => {
+    for (const each of document.querySelectorAll(`input[name="${CSS.escape(box.dataset.selectAll)}"]`)) {
+      each.checked = box.checked;
+    }
+  });
+}
+
+// Keys: / searches, g and a letter goes to a screen.
+let last = "";
+document.addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    document.getElementById("find")?.focus();
+  } else if (last === "g") {
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.textContent.toLowerCase().startsWith(event.key)) { link.click(); break; }
+    }
+  }
+  last = event.key;
+});
+
+// A browser whose clock differs is told, because its own times then mislead.
+const drift = document.getElementById("drift");
+if (drift && Math.abs(skew) > 5000) {
+  drift.textContent = `Your clock differs from the server's by ${span(skew / 1000)}; times here are the server's.`;
+  drift.hidden = false;
+}

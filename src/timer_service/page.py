@@ -1,0 +1,115 @@
+"""The page as the settings ask for it: its screens, who may see them, its port."""
+
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from timer_service.adapters.http.auth import Doorkeeper
+from timer_service.adapters.http.listening import listen
+from timer_service.adapters.http.pages.app import Looks, PageApp
+from timer_service.adapters.http.pages.guards import Place
+from timer_service.adapters.http.pages.people import Group, People, Proxies
+from timer_service.adapters.http.pages.routes import Screens, routes
+from timer_service.adapters.http.pages.screens.now import NowScreen
+from timer_service.adapters.http.pages.screens.session import SessionScreens
+from timer_service.adapters.http.pages.visit import Role
+from timer_service.adapters.http.rest import serving_api
+from timer_service.config import Settings, read_groups, read_networks
+from timer_service.deliveries import Deliveries
+from timer_service.domain.errors import InvalidConfiguration
+from timer_service.domain.messages import TenantId
+from timer_service.ports.clock import Clock
+from timer_service.ports.health import Health
+from timer_service.stores import OpenedStore
+from timer_service.timers import Timers
+
+REMEDY: Final = "set TIMER_PAGE_HOST and TIMER_PAGE_PORT, or TIMER_PAGE_PORT=0 to disable it"
+MAX_CONNECTIONS: Final = 200
+SECRET_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PageParts:
+    """What the page is built from."""
+
+    opened: OpenedStore
+    timers: Timers
+    deliveries: Deliveries
+    health: Callable[[], Health]
+    clock: Clock
+    elapsed_s: Callable[[], float]
+    listener: socket.socket | None = None
+
+
+@asynccontextmanager
+async def page(settings: Settings, parts: PageParts) -> AsyncIterator[None]:
+    """Serve the page for as long as the context lasts."""
+    people = _people(settings, parts)
+    await _refuse_to_be_closed_to_all(settings, parts, people)
+    listener = parts.listener or listen(settings.page_host, settings.page_port, remedy=REMEDY)
+    app = build_page(settings, parts, people)
+    async with serving_api(app, listener, MAX_CONNECTIONS):
+        yield
+
+
+def build_page(settings: Settings, parts: PageParts, people: People | None = None) -> PageApp:
+    """Return the application, which knows no port."""
+    people = people or _people(settings, parts)
+    screens = Screens(SessionScreens(people), NowScreen(parts.timers, parts.health))
+    looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance)
+    return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks)
+
+
+def _place(settings: Settings) -> Place:
+    return Place(settings.page_host, settings.page_port, settings.page_url or "")
+
+
+def _people(settings: Settings, parts: PageParts) -> People:
+    place = _place(settings)
+    proxies = _proxies(settings)
+    keys = Doorkeeper(
+        parts.opened.api_keys,
+        now=parts.clock.now,
+        elapsed_s=parts.elapsed_s,
+        single_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        single_tenant=settings.api_tenant,
+    )
+    secret = settings.page_secret
+    return People(
+        keys,
+        now=parts.clock.now,
+        elapsed_s=parts.elapsed_s,
+        secret=secrets.token_bytes(SECRET_BYTES) if secret is None else secret.get_secret_value().encode(),
+        # Cookies know no ports: two services on one host would log each other's visitors out.
+        cookie=f"timer_session_{settings.page_port}",
+        secure=place.is_secure,
+        is_open=place.is_local and settings.page_key is None and not proxies.networks,
+        page_key=None if settings.page_key is None else settings.page_key.get_secret_value(),
+        proxies=proxies,
+    )
+
+
+def _proxies(settings: Settings) -> Proxies:
+    if settings.page_trusted_proxies is None or settings.page_groups is None:
+        return Proxies()
+    groups = {
+        name: Group(Role(role), frozenset(map(TenantId, tenants)) or None)
+        for name, role, tenants in read_groups(settings.page_groups)
+    }
+    return Proxies(read_networks(settings.page_trusted_proxies), groups)
+
+
+async def _refuse_to_be_closed_to_all(settings: Settings, parts: PageParts, people: People) -> None:
+    """Fail at the start where nobody could ever log in: then it is not what was meant."""
+    named = (settings.page_key, settings.api_key, settings.page_trusted_proxies)
+    if people.is_open or any(each is not None for each in named):
+        return
+    now = parts.clock.now()
+    if not any(key.is_valid(now) for key in await parts.opened.api_keys.list_keys()):
+        raise InvalidConfiguration(
+            f"TIMER_PAGE_PORT={settings.page_port}: beyond this machine the page needs keys; set "
+            "TIMER_PAGE_KEY, make one with `timer-service keys create`, or set TIMER_PAGE_HOST=127.0.0.1"
+        )
