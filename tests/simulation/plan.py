@@ -13,7 +13,7 @@ from tests.simulation.model import Wish
 from timer_service.domain.delivery import CallResult
 
 SEEDS = (*range(55), 66, 70, 73, 101, 116, 133, 140)
-"""What the default run plays: the first, and those that have a fault or catch a bug that the others do not."""
+"""What the default run plays: the first, and some for the faults and bugs that these do not have."""
 TENANTS = ("acme", "Acme", "globex", "umbrella_1")
 CALLS = (
     *(f"order-{number}" for number in range(1, 9)),

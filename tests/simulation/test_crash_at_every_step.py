@@ -8,7 +8,6 @@ import pytest
 from tests.simulation.awaits import Place
 from tests.simulation.crashes import (
     STORIES,
-    CrashPoint,
     CrashReport,
     crash_everywhere,
     forgotten,
@@ -16,6 +15,7 @@ from tests.simulation.crashes import (
     some_crashes,
     undisturbed,
 )
+from tests.simulation.plan import CrashPoint
 from tests.simulation.world import Workshop
 
 
