@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from timer_client.errors import AlreadyHandled, Reject, RequestRefused, ServiceAway
+from timer_client.errors import AlreadyHandled, Fenced, Later, Reject, RequestRefused, ServiceAway
 from timer_client.firing import Firing
 from timer_client.leases import HEARTBEATS, Lease, Leases
 from timer_client.pulling import Pulls
@@ -186,7 +186,9 @@ class Consumer:
 
     async def _work(self, lease: Lease) -> None:
         try:
-            await self._answer(lease, await self._judge(lease.firing))
+            answer = await self._judge(lease.firing)
+            if answer is not None:
+                await self._answer(lease, answer)
         except asyncio.CancelledError:
             await self._give_back(lease)
             raise
@@ -196,25 +198,22 @@ class Consumer:
             self._begin()
             self._pulls.ended.set()
 
-    async def _judge(self, firing: Firing) -> bytes:
-        """Have a firing handled and return the answer for the broker."""
+    async def _judge(self, firing: Firing) -> bytes | None:
+        """Have a firing handled and return the answer for the broker, or none if it is no longer ours."""
         try:
-            if firing.id in self._handled:
-                raise AlreadyHandled(firing.id)
-            handler = self._options.expired if firing.expired else self._handler
-            if handler is None:
-                return ACK  # Nobody wants to know of it.
-            if self._options.is_stale is not None and await self._options.is_stale(firing):
-                self.counts.stale += 1
-                return ACK
-            await _returned(handler(firing))
-            self.counts.handled += 1
+            await self._handle(firing)
         except AlreadyHandled:
             self.counts.repeated += 1
         except Reject as rejection:
             self.counts.rejected += 1
             _log.warning("consumer %s rejected %s: %s", self.name, _named(firing), rejection)
             return f"+TERM {_one_line(rejection)}".encode()
+        except Later as wish:
+            self.counts.given_back += 1
+            return _again_after(wish.after)
+        except Fenced:
+            self.counts.lost += 1
+            return None
         except _NotAsync:
             raise
         except Exception:
@@ -222,9 +221,21 @@ class Consumer:
             delays = self._options.retry_delays
             delay = delays[min(firing.deliveries, len(delays)) - 1]
             _log.exception("consumer %s failed on %s, again in %s", self.name, _named(firing), delay)
-            return b"-NAK " + json.dumps({"delay": delay // timedelta(microseconds=1) * 1000}).encode()
+            return _again_after(delay)
         self._remember(firing.id)
         return ACK
+
+    async def _handle(self, firing: Firing) -> None:
+        if firing.id in self._handled:
+            raise AlreadyHandled(firing.id)
+        handler = self._options.expired if firing.expired else self._handler
+        if handler is None:
+            return  # Nobody wants to know of it.
+        if self._options.is_stale is not None and await self._options.is_stale(firing):
+            self.counts.stale += 1
+            return
+        await _returned(handler(firing))
+        self.counts.handled += 1
 
     def _remember(self, firing_id: str) -> None:
         self._handled[firing_id] = None
@@ -292,6 +303,10 @@ async def _returned(result: object) -> None:
     if not inspect.isawaitable(result):
         raise _NotAsync("handler must be an async function: async def handle(firing: Firing) -> None")
     await result
+
+
+def _again_after(delay: timedelta) -> bytes:
+    return b"%s %s" % (NAK, json.dumps({"delay": delay // timedelta(microseconds=1) * 1000}).encode())
 
 
 def _named(firing: Firing) -> str:

@@ -1,5 +1,7 @@
 """What can go wrong for a caller: one small tree."""
 
+from datetime import timedelta
+
 
 class TimerError(Exception):
     """Anything that this client raises, other than TypeError and ValueError for wrong arguments."""
@@ -38,6 +40,18 @@ class ConsumerConflict(TimerError):
 
 class Reject(TimerError):
     """Raised by a handler: this firing can never be handled, so it must not come again."""
+
+
+class Later(TimerError):
+    """Raised by a handler: this firing cannot be handled now, it is to come again after a while."""
+
+    def __init__(self, after: timedelta, why: str = "") -> None:
+        super().__init__(why or f"again in {after}")
+        self.after = after
+
+
+class Fenced(TimerError):
+    """Raised by a handler: another worker has taken over, so the broker must not be answered for it."""
 
 
 class AlreadyHandled(TimerError):

@@ -4,6 +4,7 @@ Every other language does the same by docs/messages.md.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -30,6 +31,8 @@ class Timers(TimerRequests):
     ) -> None:
         super().__init__(connection, tenant=tenant, prefix=prefix, domain=domain)
         self._listening = Listening(connection, self._subjects.events_of(tenant))
+        self.stopwatch: Callable[[], float] = time.monotonic
+        """Seconds that pass as they do for the service; on a virtual clock they stand while it stands."""
         self._asleep: set[str] = set()
         self._consuming: set[str] = set()
 

@@ -142,7 +142,9 @@ class TimerServiceKit(TimerAssertions):
     async def timers(self, tenant: str | None = None) -> AsyncIterator[Timers]:
         """Connect as a tenant."""
         async with self.connect() as connection:
-            yield Timers(connection, tenant=tenant or self.tenant, prefix=self.prefix)
+            timers = Timers(connection, tenant=tenant or self.tenant, prefix=self.prefix)
+            timers.stopwatch = lambda: self.now().timestamp()
+            yield timers
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Client]:

@@ -33,6 +33,7 @@ class FakeTimers(Timers, TimerAssertions):
         self._service = service or MemoryService("timer", now)
         self._settle_timeout = settle_timeout
         super().__init__(as_connection(self._service.broker), tenant=tenant)
+        self.stopwatch = lambda: self.now().timestamp()
 
     def of(self, tenant: str) -> Self:
         """Return the timers of a tenant in the same memory, at the same time."""
