@@ -66,7 +66,7 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
     keyring = Keyring(parts.opened.secrets, sealing, parts.clock.now, parts.elapsed_s)
     preparer = Preparer(keyring, HeaderVault(sealing), address_rules(settings))
     desk = CallbackDesk(preparer.vault, preparer.rules)
-    builder = CommandBuilder(desk, parts.clock.now, has_broker=settings.has_broker)
+    builder = CommandBuilder(desk, parts.clock.delays_from, has_broker=settings.has_broker)
     handlers = TimerHandlers(parts.timers, parts.deliveries, desk, builder)
     preview = HttpCallbackPreview(preparer, has_proxy=settings.callback_proxy is not None)
     dry_run = DryRunHandlers(builder, preview, parts.clock.now)

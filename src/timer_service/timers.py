@@ -74,9 +74,9 @@ class Timers:
         self._counted = counted
         self._desk = RequestDesk(store=store, source=source, clock=clock)
 
-    def now(self) -> datetime:
-        """Return the time by the service's clock, from which a delay counts."""
-        return self._clock.now()
+    def delays_from(self) -> datetime:
+        """Return the moment, by the service's clock, from which a delay counts."""
+        return self._clock.delays_from()
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer:
         """Return one timer, or raise TimerNotFound."""

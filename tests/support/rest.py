@@ -91,7 +91,7 @@ class Site:
         self.deliveries = Deliveries(self.store.deliveries, self.clock, self.woken.append)
         self.preparer = Preparer(keyring_of(), VAULT, AddressRules(read_allowed(self.allow)))
         desk = CallbackDesk(self.preparer.vault, self.preparer.rules)
-        builder = CommandBuilder(desk, self.clock.now, has_broker=self.has_broker)
+        builder = CommandBuilder(desk, self.clock.delays_from, has_broker=self.has_broker)
         handlers = TimerHandlers(self.timers, self.deliveries, desk, builder)
         preview = self.preview or HttpCallbackPreview(
             self.preparer, has_proxy=self.has_proxy, look_up=self.look_up

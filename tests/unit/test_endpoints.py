@@ -89,6 +89,15 @@ async def test_schedule_answers_with_the_timer_and_wakes_the_worker() -> None:
     assert office.woken_for == [at(60)]
 
 
+async def test_a_delay_that_begins_within_a_millisecond_is_not_a_bit_shorter() -> None:
+    office = Office()
+    office.clock.advance(0.0004)
+
+    await office.ask("schedule", serviceCallId="order-1", delayMs=60_000)
+
+    assert office.woken_for == [at(60.001)]
+
+
 async def test_a_timer_that_was_cancelled_before_is_cancelled() -> None:
     office = Office()
     await office.keep(1)

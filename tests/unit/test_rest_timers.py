@@ -50,6 +50,14 @@ async def test_a_delay_counts_from_our_clock(site: Site) -> None:
     assert created.json["timer"]["dueAt"] == DUE
 
 
+async def test_a_delay_that_begins_within_a_millisecond_is_not_a_bit_shorter(site: Site) -> None:
+    site.clock.advance(-0.0004)
+
+    created = await site.ask("POST", "/v1/timers", {"delayMs": 60_000})
+
+    assert created.json["timer"]["dueAt"] == DUE
+
+
 async def test_the_trace_of_a_request_is_kept(site: Site) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

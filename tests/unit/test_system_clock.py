@@ -16,6 +16,12 @@ def test_now_is_the_present_millisecond_in_utc_and_never_ahead(monkeypatch: pyte
     assert SystemClock().now() == datetime(2026, 1, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 
 
+def test_a_delay_counts_from_the_next_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 1_767_268_800_123_000_001)
+
+    assert SystemClock().delays_from() == datetime(2026, 1, 1, 12, 0, 0, 124_000, tzinfo=UTC)
+
+
 def test_now_moves_with_the_wall_clock() -> None:
     before = datetime.now(UTC)
 

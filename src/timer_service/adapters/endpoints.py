@@ -137,7 +137,7 @@ async def _schedule(timers: Timers, asked: Asked) -> Answer:
     settled = await timers.schedule(
         asked.tenant_id,
         name,
-        request.due_from(timers.now()),
+        request.due_from(timers.delays_from()),
         correlation,
         asked.trace,
         if_absent=request.if_absent or False,

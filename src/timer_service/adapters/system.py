@@ -13,6 +13,7 @@ import structlog
 
 from timer_service.domain.messages import EPOCH
 
+MILLISECOND: Final = timedelta(milliseconds=1)
 _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger(__name__)
@@ -69,6 +70,10 @@ class SystemClock:
             self._highest_ms = max(self._highest_ms, offset_ms)
             self._held_ms = 0
         return EPOCH + timedelta(milliseconds=boot_ms + offset_ms)
+
+    def delays_from(self) -> datetime:
+        """Return the next millisecond: the present one has begun already."""
+        return self.now() + MILLISECOND
 
     @property
     def problem(self) -> str | None:

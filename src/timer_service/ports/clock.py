@@ -15,6 +15,13 @@ class Clock(Protocol):
         """
         ...
 
+    def delays_from(self) -> datetime:
+        """Return the moment from which a delay counts: the present one, rounded up to the millisecond.
+
+        Up, because a millisecond that has begun is over sooner than a whole one.
+        """
+        ...
+
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
         """Return when the event is set or the time has passed, whichever comes first.
 

@@ -21,8 +21,12 @@ class ManualClock:
         """Every span that was asked for, in order."""
 
     def now(self) -> datetime:
-        """Return the moment that a test has set."""
-        return self._now
+        """Return the moment that a test has set, truncated to the millisecond."""
+        return self._now - timedelta(microseconds=self._now.microsecond % 1000)
+
+    def delays_from(self) -> datetime:
+        """Return the moment that a test has set, rounded up to the millisecond."""
+        return self._now + timedelta(microseconds=-self._now.microsecond % 1000)
 
     @property
     def elapsed_s(self) -> float:

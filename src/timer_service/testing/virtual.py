@@ -41,7 +41,7 @@ def _on(clock: VirtualClock, parts: Parts, *, hostile_delivery: bool) -> Parts:
     That is when it was sent, because time does not move while commands wait.
     """
     make_sink = HostileEventSink if hostile_delivery else NatsEventSink
-    means = NatsMeans(delays_from=clock.now, make_sink=make_sink)
+    means = NatsMeans(delays_from=clock.delays_from, make_sink=make_sink)
     return replace(parts, make_clock=lambda _: clock, make_bus=partial(NatsBus, means=means))
 
 

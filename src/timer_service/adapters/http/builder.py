@@ -28,9 +28,9 @@ from timer_service.timers import NEWEST
 class CommandBuilder:
     """Makes commands of what was asked for; the tenant is that of the key."""
 
-    def __init__(self, desk: CallbackDesk, now: Callable[[], datetime], *, has_broker: bool) -> None:
+    def __init__(self, desk: CallbackDesk, delays_from: Callable[[], datetime], *, has_broker: bool) -> None:
         self._desk = desk
-        self._now = now
+        self._delays_from = delays_from
         self._has_broker = has_broker
 
     def whole(
@@ -44,7 +44,7 @@ class CommandBuilder:
         pointer: str = "",
     ) -> ScheduleTimer:
         """Return the command for a whole timer: what the body does not name is not there afterwards."""
-        due_at = bodies.due_at(body, self._now(), pointer)
+        due_at = bodies.due_at(body, self._delays_from(), pointer)
         if due_at is None:
             raise invalid("one of dueAt and delayMs is required", f"{pointer}/dueAt")
         callback: Callback | NoCallback = NO_CALLBACK
@@ -74,7 +74,7 @@ class CommandBuilder:
         self, request: Request, timer: Timer, before: Callback | None, body: PatchBody
     ) -> ScheduleTimer:
         """Return the command for a change: what the body does not name stays as it is."""
-        due_at = bodies.due_at(body, self._now()) or timer.due_at
+        due_at = bodies.due_at(body, self._delays_from()) or timer.due_at
         assert due_at is not None
         callback: Callback | NoCallback | None = None
         if body.callback is not None:
@@ -120,7 +120,8 @@ class CommandBuilder:
         """Return a new UUIDv7."""
         chance = int.from_bytes(secrets.token_bytes(10), "big")
         low = (chance >> 68) << 64 | chance & ((1 << 62) - 1)
-        return ServiceCallId(str(UUID(int=epoch_ms(self._now()) << 80 | 0x7 << 76 | 0b10 << 62 | low)))
+        moment = epoch_ms(self._delays_from()) << 80
+        return ServiceCallId(str(UUID(int=moment | 0x7 << 76 | 0b10 << 62 | low)))
 
 
 def check_patch(body: PatchBody) -> None:
