@@ -43,7 +43,7 @@ async def _asyncpg(_: Path) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def _pool(_: Path) -> AsyncIterator[Any]:
-    async with fresh_schema() as url, asyncpg.create_pool(url, min_size=1, max_size=4) as pool:
+    async with fresh_schema() as url, asyncpg.create_pool(url, min_size=2, max_size=4) as pool:
         yield pool
 
 
@@ -131,15 +131,32 @@ async def test_two_who_handle_one_firing_at_the_same_time_have_one_effect(
             await asyncio.sleep(0.01)
             effects += 1
 
-    async with aiosqlite.connect(tmp_path / "own.db") as second:
-        other = second if isinstance(connection, aiosqlite.Connection) else connection
+    async with _another(connection, tmp_path) as other:
         results = await asyncio.gather(handle(connection), handle(other), return_exceptions=True)
 
-    # Under a stricter isolation than usual the loser learns only the next time that it was late.
-    assert results.count(None) == 1
-    with pytest.raises(AlreadyHandled):
-        await handle(connection)
+    assert {type(result) for result in results} == {type(None), AlreadyHandled}
     assert (effects, await _count(connection)) == (1, 1)
+
+
+@pytest.mark.parametrize("bare", ["aiosqlite", "pool"], indirect=True)
+async def test_two_workers_never_handle_two_firings_of_one_timer_side_by_side(
+    connection: Any, tmp_path: Path
+) -> None:
+    running, most = 0, 0
+
+    async def handle(own: Any, generation: int) -> None:
+        nonlocal running, most
+        async with replace(FIRING, id=f"id-{generation}", generation=generation).once(own) as transaction:
+            running += 1
+            most = max(most, running)
+            await _effect(transaction)
+            await asyncio.sleep(0.01)
+            running -= 1
+
+    async with _another(connection, tmp_path) as other:
+        await asyncio.gather(handle(connection, 1), handle(other, 2))
+
+    assert (most, await _count(connection)) == (1, 2)
 
 
 async def test_a_transaction_of_the_callers_own_is_joined_and_left_to_the_caller(tmp_path: Path) -> None:
@@ -167,6 +184,13 @@ async def test_any_other_connection_is_refused() -> None:
     with pytest.raises(TypeError, match=r"must be one of sqlite3, aiosqlite or asyncpg.*builtins.object"):
         async with FIRING.once(object()):
             pass
+
+
+@asynccontextmanager
+async def _another(connection: Any, folder: Path) -> AsyncIterator[Any]:
+    """What another worker has: a second connection to the file, or another one of the pool."""
+    async with aiosqlite.connect(folder / "own.db") as second:
+        yield second if isinstance(connection, aiosqlite.Connection) else connection
 
 
 async def _run(connection: Any, statement: str) -> Any:

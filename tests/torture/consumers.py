@@ -93,8 +93,8 @@ async def _load(timers: Timers, database: str, outcome: Outcome) -> None:
             while len(outcome.scheduled) - len(set(await effects(database))) > MAX_BEHIND:
                 await asyncio.sleep(0.1)
         name = f"order-{len(outcome.scheduled)}"
-        outcome.scheduled.add(name)
         await timers.schedule(name, timedelta())
+        outcome.scheduled.add(name)  # Not earlier: at the end the last one may not have been sent.
         await asyncio.sleep(1 / PER_SECOND)
 
 

@@ -38,6 +38,9 @@ _REMEMBER_SQLITE: Final = f"INSERT OR IGNORE INTO {_COLUMNS} VALUES (?, ?, ?, ?,
 _REMEMBER_POSTGRES: Final = f"INSERT INTO {_COLUMNS} VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING"  # noqa: S608
 # One timer's firings run one after another, also when two workers have them.
 _ONE_AT_A_TIME: Final = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+_NOT_SERIALIZABLE: Final = "40001"
+MAX_BEGINNINGS: Final = 5
+"""Of a transaction that others overtake: the second one sees what they did."""
 
 _users: dict[int, tuple[asyncio.Lock, int]] = {}
 
@@ -74,16 +77,45 @@ async def _once_of_pool(pool: Any, row: tuple[str | int, ...]) -> AsyncIterator[
 
 @asynccontextmanager
 async def _once_in_postgres(connection: Any, row: tuple[str | int, ...]) -> AsyncIterator[Any]:
-    async with connection.transaction():
-        consumer, _, tenant_id, service_call_id, _ = row
-        await connection.execute(_ONE_AT_A_TIME, f"{consumer}\n{tenant_id}\n{service_call_id}")
-        try:
-            status = await connection.execute(_REMEMBER_POSTGRES, *row)
-        except Exception as error:
-            raise _explained(error, POSTGRES_FIRINGS_TABLE) from error
-        if status.endswith(" 0"):
-            raise _already(row)
+    transaction = await _begun_in_postgres(connection, row)
+    try:
         yield connection
+    except BaseException:
+        await transaction.rollback()
+        raise
+    await transaction.commit()
+
+
+async def _begun_in_postgres(connection: Any, row: tuple[str | int, ...]) -> Any:
+    """Begin a transaction and remember the firing in it.
+
+    Where the database isolates transactions more strictly than usual, one that has waited for another sees only
+    when it begins again that the other has handled the firing. Nothing of the caller's is lost by that.
+    """
+    tries = 1 if connection.is_in_transaction() else MAX_BEGINNINGS
+    while True:
+        tries -= 1
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            await _remember_in_postgres(connection, row)
+        except BaseException as error:
+            await transaction.rollback()
+            if tries and getattr(error, "sqlstate", "") == _NOT_SERIALIZABLE:
+                continue
+            raise
+        return transaction
+
+
+async def _remember_in_postgres(connection: Any, row: tuple[str | int, ...]) -> None:
+    consumer, _, tenant_id, service_call_id, _ = row
+    await connection.execute(_ONE_AT_A_TIME, f"{consumer}\n{tenant_id}\n{service_call_id}")
+    try:
+        status = await connection.execute(_REMEMBER_POSTGRES, *row)
+    except Exception as error:
+        raise _explained(error, POSTGRES_FIRINGS_TABLE) from error
+    if status.endswith(" 0"):
+        raise _already(row)
 
 
 @asynccontextmanager
