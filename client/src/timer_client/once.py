@@ -89,8 +89,8 @@ async def _once_in_postgres(connection: Any, row: tuple[str | int, ...]) -> Asyn
 async def _begun_in_postgres(connection: Any, row: tuple[str | int, ...]) -> Any:
     """Begin a transaction and remember the firing in it.
 
-    Where the database isolates transactions more strictly than usual, one that has waited for another sees only
-    when it begins again that the other has handled the firing. Nothing of the caller's is lost by that.
+    Where the database isolates transactions more strictly than usual, one that has waited for another sees
+    only when it begins again that the other has handled the firing. Nothing of the caller's is lost by that.
     """
     tries = 1 if connection.is_in_transaction() else MAX_BEGINNINGS
     while True:

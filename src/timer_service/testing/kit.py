@@ -21,8 +21,8 @@ from timer_service.config import Settings
 from timer_service.domain.timer import TimerState
 from timer_service.service.run import run_service
 from timer_service.testing.clock import START
-from timer_service.testing.store import MemoryTimerStore
 from timer_service.testing.settling import ANSWER_TIMEOUT_S
+from timer_service.testing.store import MemoryTimerStore
 from timer_service.testing.virtual import VirtualService, in_memory, open_virtual_service
 from timer_service.testing.virtual_clock import VirtualClock
 from timer_service.testing.walk import USUAL_LIMITS, Walk, WalkLimits
