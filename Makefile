@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile addresses schema coverage docs clean
+.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile addresses schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,11 @@ run: install  ## Run the service with its own broker, to try it out
 
 test: install  ## Run the default tests against real nats-servers
 	$(BIN)/pytest -n 4 --dist worksteal -m "not cluster and not clients"
-	@echo "Not run: several instances (make test-cluster), TypeScript (make test-clients: needs node and npm)"
+	@echo "Not run: the page (make test-browser), several instances (make test-cluster), TypeScript (make test-clients: needs node and npm)"
+
+test-browser: install  ## Use the page in a real Chromium, which it fetches once; screenshots in build/screens
+	$(BIN)/python -m tests.browser.chromium
+	$(BIN)/pytest -n 2 --dist worksteal tests/browser
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster

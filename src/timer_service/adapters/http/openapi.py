@@ -274,7 +274,7 @@ def _page(content: dict[str, Any]) -> str:
         "<!doctype html><html lang=en><title>timer-service API</title>"
         "<style>body{font:16px/1.5 system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}"
         "pre{overflow:auto;background:#f4f4f4;padding:1rem}</style>"
-        f"<h1>timer-service {html.escape(__version__)}</h1>"
-        "<p>Send a key as <code>X-API-Key</code>. <a href=/openapi.json>openapi.json</a></p>"
-        f"{''.join(rows)}<h2>Bodies</h2><pre>{schemas}</pre></html>"
+        f"<main><h1>timer-service {html.escape(__version__)}</h1>"
+        "<p>Send a key as <code>X-API-Key</code>. <a href=openapi.json>openapi.json</a></p>"
+        f"{''.join(rows)}<h2>Bodies</h2><pre tabindex=0>{schemas}</pre></main></html>"
     )
