@@ -19,6 +19,7 @@ from timer_service.adapters.system import SystemClock, chance
 from timer_service.config import Settings, nats_connect_options
 from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
+from timer_service.explanations import Explanations, Loops
 from timer_service.observability.metrics import Metrics
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import GuardedClock
@@ -96,9 +97,12 @@ async def open_service(
         sender = await stack.enter_async_context(_sender(settings, parts, opened, clock))
         callbacks = (opened.store.deliveries, sender)
         service = _service(settings, parts, store, bus, callbacks, clock, metrics)
-        timers = _timers(instance, store, bus, clock, metrics, service)
+        explanations = _explanations(settings, opened, store, bus, clock, metrics, service)
+        timers = _timers(instance, store, bus, clock, metrics, service, explanations)
         rate_limit = RateLimit(settings.request_rate, settings.request_burst)
-        for way_in in _ways_in(settings, parts, opened, timers, service, clock, metrics, rate_limit):
+        for way_in in _ways_in(
+            settings, parts, opened, bus, timers, explanations, service, clock, metrics, rate_limit
+        ):
             await stack.enter_async_context(way_in)
         headers = opened.store.sealed_headers
         await stack.enter_async_context(resealing(settings, opened.secrets, headers, clock.now))
@@ -114,7 +118,9 @@ def _ways_in(
     settings: Settings,
     parts: Parts,
     opened: OpenedStore,
+    bus: Bus,
     timers: Timers,
+    explanations: Explanations,
     service: Service,
     clock: GuardedClock,
     metrics: Metrics,
@@ -139,7 +145,14 @@ def _ways_in(
             listener=parts.api_listener,
         )
     if settings.page_port:
-        yield parts.serve_page(settings, **common, health=service.health, listener=parts.page_listener)
+        yield parts.serve_page(
+            settings,
+            **common,
+            explanations=explanations,
+            letters=bus.letter_box,
+            health=service.health,
+            listener=parts.page_listener,
+        )
 
 
 def _sender(
@@ -223,6 +236,7 @@ def _timers(
     clock: GuardedClock,
     metrics: Metrics,
     service: Service,
+    explanations: Explanations,
 ) -> Timers:
     return Timers(
         instance=instance,
@@ -235,6 +249,34 @@ def _timers(
         health=service.health,
         recent=metrics.recent,
         counted=service.note_counts,
+        explain=explanations.explain,
+    )
+
+
+def _explanations(
+    settings: Settings,
+    opened: OpenedStore,
+    store: PatientStore,
+    bus: Bus,
+    clock: GuardedClock,
+    metrics: Metrics,
+    service: Service,
+) -> Explanations:
+    return Explanations(
+        store=store,
+        deliveries=opened.store.deliveries,
+        source=bus.source,
+        clock=clock,
+        letters=bus.letter_box,
+        trail=bus.event_trail,
+        loops=Loops(
+            health=service.health,
+            recent=metrics.recent,
+            since=lambda: {"broker": bus.away_since, "store": store.problem_since},
+            obstacle=service.obstacle,
+            receiver_back_at=service.receiver_back_at,
+        ),
+        has_broker=settings.has_broker,
     )
 
 

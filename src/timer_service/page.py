@@ -21,8 +21,10 @@ from timer_service.config import Settings, read_groups, read_networks
 from timer_service.deliveries import Deliveries
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.domain.messages import TenantId
+from timer_service.explanations import Explanations
 from timer_service.ports.clock import Clock
 from timer_service.ports.health import Health
+from timer_service.ports.letter_box import LetterBox
 from timer_service.stores import OpenedStore
 from timer_service.timers import Timers
 
@@ -38,6 +40,8 @@ class PageParts:
     opened: OpenedStore
     timers: Timers
     deliveries: Deliveries
+    explanations: Explanations
+    letters: LetterBox
     health: Callable[[], Health]
     clock: Clock
     elapsed_s: Callable[[], float]

@@ -1,6 +1,6 @@
 """The use cases: what anybody can ask of the service, whatever way the request came in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -21,6 +21,7 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
+from timer_service.ports.explanation import Explanation
 from timer_service.ports.health import Health, Recent
 from timer_service.ports.timer_store import Decided, StoreCounts, TimerQuery, TimerStore
 from timer_service.workflows.decide_timer import RequestDesk, Settled
@@ -62,6 +63,7 @@ class Timers:
         health: Callable[[], Health],
         recent: Callable[[], Recent],
         counted: Callable[[StoreCounts], None],
+        explain: Callable[[TenantId, ServiceCallId], Awaitable[Explanation]],
     ) -> None:
         self.instance = instance
         self._store = store
@@ -72,6 +74,7 @@ class Timers:
         self._health = health
         self._recent = recent
         self._counted = counted
+        self._explain = explain
         self._desk = RequestDesk(store=store, source=source, clock=clock)
 
     def delays_from(self) -> datetime:
@@ -84,6 +87,10 @@ class Timers:
         if timer is None:
             raise TimerNotFound(service_call_id)
         return timer
+
+    async def explain(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Explanation:
+        """Say why a timer is as it is, also where there is none."""
+        return await self._explain(tenant_id, service_call_id)
 
     async def list(self, query: TimerQuery) -> list[Timer]:
         """Return a page of one tenant's timers."""

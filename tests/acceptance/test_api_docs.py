@@ -13,12 +13,12 @@ from tests.support.world import World
 from timer_service.domain.timer import Outcome
 
 DOCUMENT = "docs/api.md"
-MOMENTS = ("registeredAt", "cancelledAt")
+MOMENTS = ("at", "registeredAt", "cancelledAt")
 """Fields that differ from run to run."""
 
 
 async def test_each_request_is_answered_as_shown(world: World) -> None:
-    world.service(http_port=0).start_ready()
+    world.service(http_port=0, broker_user="page").start_ready()
     blocks = marked_blocks(DOCUMENT)
     subjects = [name.removeprefix("request: ") for name in blocks if name.startswith("request: ")]
 
@@ -31,7 +31,7 @@ async def test_each_request_is_answered_as_shown(world: World) -> None:
 
     shown = {subject: json.loads(blocks[f"answer: {subject}"]) for subject in subjects}
     assert list(map(_without_moments, answers.values())) == list(map(_without_moments, shown.values()))
-    assert subjects == [f"timer.api.acme.{name}" for name in ("schedule", "get", "cancel", "list")]
+    assert subjects == [f"timer.api.acme.{name}" for name in ("schedule", "get", "cancel", "explain", "list")]
 
 
 async def test_each_error_has_the_headers_that_are_shown(world: World) -> None:

@@ -255,6 +255,30 @@ async def test_the_service_can_do_nothing_beyond_its_work(either: Site) -> None:
     assert forbidden == [subject.lower() for subject in publications + subscriptions]
 
 
+def test_the_page_needs_only_to_look_back_beside_what_the_service_may_do() -> None:
+    blocks = [
+        set(re.findall(r'^ +"([^#\n]*)"', block, re.MULTILINE))
+        for name in ("roles.conf", "page.conf")
+        for block in re.findall(
+            r"^SERVICE_PERMISSIONS \{(.*?)^\}",
+            (CONFIGURATIONS / name).read_text("utf-8"),
+            re.MULTILINE | re.DOTALL,
+        )
+    ]
+
+    service, page = blocks
+    more = page - service
+
+    assert service < page
+    assert more == {
+        "$JS.API.CONSUMER.CREATE.TIMER_DEADLETTER.*.timer.deadletter.>",
+        "$JS.API.CONSUMER.MSG.NEXT.TIMER_DEADLETTER.*",
+        "$JS.API.CONSUMER.CREATE.TIMER_EVENTS.*.timer.events.>",
+        "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVENTS.*",
+        "$JS.API.CONSUMER.LIST.TIMER_EVENTS",
+    }
+
+
 @pytest.mark.parametrize("credentials", [{}, {"user": "acme", "password": "guessed"}], ids=["none", "wrong"])
 async def test_nobody_gets_in_without_a_password(either: Site, credentials: dict[str, Any]) -> None:
     connection = Client()

@@ -141,10 +141,14 @@ class NatsServer:
 
 def _shipped_permissions(folder: Path) -> str:
     """Give the service what it is shipped with; who does not log in is the test and may do everything."""
+    page = SHIPPED_PERMISSIONS.with_name("page.conf")
     return f"""include '{os.path.relpath(SHIPPED_PERMISSIONS, folder)}'
+        PLAIN_PERMISSIONS: $SERVICE_PERMISSIONS
+        include '{os.path.relpath(page, folder)}'
         no_auth_user: test
         authorization {{ users: [
-          {{ user: service, password: secret, permissions: $SERVICE_PERMISSIONS }}
+          {{ user: service, password: secret, permissions: $PLAIN_PERMISSIONS }}
+          {{ user: page, password: secret, permissions: $SERVICE_PERMISSIONS }}
           {{ user: operator, password: secret, permissions: $OPERATOR_PERMISSIONS }}
           {{ user: monitor, password: secret, permissions: $MONITOR_PERMISSIONS }}
           {{ user: test, password: secret }}

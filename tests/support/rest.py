@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.callbacks import VAULT, keyring_of
+from tests.support.explanations import explanations
 from tests.support.timers import ACME, GLOBEX
 from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
@@ -87,6 +88,7 @@ class Site:
             health=lambda: Health(None, {}),
             recent=lambda: Recent(0, 0, None, None),
             counted=lambda _: None,
+            explain=explanations(self.store, self.clock).explain,
         )
         self.deliveries = Deliveries(self.store.deliveries, self.clock, self.woken.append)
         self.preparer = Preparer(keyring_of(), VAULT, AddressRules(read_allowed(self.allow)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.explanations import explanations
 from tests.support.timers import ACME, at, schedule
 from timer_client import wire
 from timer_client.subjects import Subjects
@@ -54,6 +55,7 @@ class Office:
             health=lambda: Health(stuck=None, problems={"disk": "full"}),
             recent=lambda: Recent(1.5, 2.0, 0.01, None),
             counted=lambda _: None,
+            explain=explanations(self.store, self.clock).explain,
         )
 
     async def ask(self, name: str, max_bytes: int = 1_000_000, **body: Any) -> Answer:

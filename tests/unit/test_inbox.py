@@ -64,7 +64,7 @@ class Desk:
         self.now = 100.0
         self.client = FakeClient()
         self.over = asyncio.Event()
-        self.outage = Outage(["nats://one:4222"])
+        self.outage = Outage(["nats://one:4222"], ManualClock().now)
         self.positions = positions = CommandPositions(MemoryTimerStore(), ManualClock())
         self.inbox = Inbox(
             NatsOptions(connect={}, batch_size=batch_size),

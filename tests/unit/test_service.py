@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support import messages
+from tests.support.explanations import explanations
 from tests.support.fakes import FragileStore, RecordingBus
 from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig, backlog
@@ -850,6 +851,7 @@ async def test_the_status_names_a_full_disk_also_where_nobody_asked_over_http() 
         health=rig.service.health,
         recent=rig.metrics.recent,
         counted=rig.service.note_counts,
+        explain=explanations(rig.store, rig.clock).explain,
     )
 
     status = await timers.status()

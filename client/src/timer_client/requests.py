@@ -14,6 +14,8 @@ from timer_client.connection import BrokerClient, check_ids, new_id, now_ms
 
 Timer: TypeAlias = wire.TimerView
 """A timer as the service has it."""
+Explanation: TypeAlias = wire.ExplainAnswer
+"""Why a timer is as it is."""
 
 
 class Outcome(StrEnum):
@@ -128,6 +130,12 @@ class TimerRequests(BrokerClient):
         check_ids(self.tenant, service_call_id)
         request = wire.GetRequest(serviceCallId=service_call_id)
         return (await self._ask(self._api("get"), request, wire.GetAnswer)).timer
+
+    async def explain(self, service_call_id: str) -> Explanation:
+        """Say why a timer is as it is: due later, late and why, fired and who has read it, or refused."""
+        check_ids(self.tenant, service_call_id)
+        request = wire.ExplainRequest(serviceCallId=service_call_id)
+        return await self._ask(self._api("explain"), request, wire.ExplainAnswer)
 
     async def list(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Final
 from timer_client import wire
 from timer_service.adapters.codec import timer_view
 from timer_service.adapters.cursor import read_cursor, write_cursor
+from timer_service.adapters.explanation_view import explanation_view
 from timer_service.domain.errors import RequestRefused, TimerNotFound, TimerServiceError, TransientError
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import Outcome, Timer, TimerState
@@ -18,6 +19,8 @@ PAGE_MARGIN_BYTES: Final = wire.MAX_CURSOR + 64
 """Room in an answer for all that is not a timer."""
 TIMERS_PER_REQUEST: Final = 20
 """A list counts as one more request for each group of this many timers that it asks for."""
+EXPLAIN_COST: Final = 20
+"""An explanation counts as this many more requests: it may read a part of a stream."""
 FULL_RETRY_S: Final = 1.0
 
 
@@ -99,6 +102,8 @@ class Endpoint:
 
 def extra_cost(request: wire.Model) -> int:
     """Return for how many more requests this one counts."""
+    if isinstance(request, wire.ExplainRequest):
+        return EXPLAIN_COST
     return request.limit // TIMERS_PER_REQUEST if isinstance(request, wire.ListRequest) else 0
 
 
@@ -106,6 +111,12 @@ async def _get(timers: Timers, asked: Asked) -> Answer:
     assert isinstance(asked.request, wire.GetRequest)
     timer = await timers.get(asked.tenant_id, ServiceCallId(asked.request.service_call_id))
     return _answer(wire.GetAnswer(timer=timer_view(timer)))
+
+
+async def _explain(timers: Timers, asked: Asked) -> Answer:
+    assert isinstance(asked.request, wire.ExplainRequest)
+    explanation = await timers.explain(asked.tenant_id, ServiceCallId(asked.request.service_call_id))
+    return _answer(explanation_view(explanation))
 
 
 async def _list(timers: Timers, asked: Asked) -> Answer:
@@ -183,6 +194,7 @@ async def _accept_clock_step(timers: Timers, _: Asked) -> Answer:
 
 ENDPOINTS: Final = (
     Endpoint("get", _get, wire.GetRequest, wire.GetAnswer),
+    Endpoint("explain", _explain, wire.ExplainRequest, wire.ExplainAnswer),
     Endpoint("list", _list, wire.ListRequest, wire.ListAnswer),
     Endpoint("schedule", _schedule, wire.ScheduleRequest, wire.ScheduleAnswer),
     Endpoint("cancel", _cancel, wire.GetRequest, wire.CancelAnswer),

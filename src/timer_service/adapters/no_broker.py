@@ -6,9 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from timer_service.domain.epochs import newest_position
-from timer_service.domain.messages import Event, Position, TenantId
+from timer_service.domain.errors import BusUnavailable
+from timer_service.domain.messages import Event, Position, ServiceCallId, TenantId
 from timer_service.ports.command_source import NOTHING_WAITS, Backlog, CommandBatch
 from timer_service.ports.event_sink import Published, PublishResult
+from timer_service.ports.event_trail import Trail
+from timer_service.ports.letter_box import Letter, LettersFound
 from timer_service.ports.stream_epochs import StreamEpochs
 
 _NOWHERE: Final = PublishResult(
@@ -52,14 +55,41 @@ class NoEventSink:
         return [_NOWHERE] * len(events)
 
 
+class NoLetterBox:
+    """A letter box in which nothing ever lies: without a broker nothing is refused but answered."""
+
+    async def page(self, _tenant_id: TenantId | None, _before: int | None, _limit: int) -> LettersFound:
+        """Return nothing."""
+        return LettersFound()
+
+    async def naming(self, _tenant_id: TenantId, _service_call_id: ServiceCallId) -> LettersFound:
+        """Return nothing."""
+        return LettersFound()
+
+    async def get(self, _number: int) -> Letter | None:
+        """Return nothing."""
+        return None
+
+
+class NoEventTrail:
+    """An event trail that leads nowhere."""
+
+    async def follow(self, _event: Event) -> Trail:
+        """Say that nobody can be asked: the event went to a broker that the service had before."""
+        raise BusUnavailable("there is no broker (TIMER_BROKER_URL=none)")
+
+
 class NoBroker:
     """What stands in the place of a connection to a broker."""
 
     server: None = None
+    away_since: None = None
 
     def __init__(self, epochs: StreamEpochs) -> None:
         self.source = NoCommandSource(epochs)
         self.sink = NoEventSink()
+        self.letter_box = NoLetterBox()
+        self.event_trail = NoEventTrail()
         self.warnings: dict[str, str] = {}
 
     @asynccontextmanager

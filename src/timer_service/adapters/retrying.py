@@ -49,6 +49,7 @@ class RetryingStore:
         self._stopping = asyncio.Event()
         self._problems: dict[str, str] = {}
         """What fails at present, by operation."""
+        self.problem_since: datetime | None = None
         self.on_wait: Callable[[], None] = lambda: None
 
     @property
@@ -134,10 +135,12 @@ class RetryingStore:
             yield
         except TransientError as error:
             if not self._problems:
+                self.problem_since = self._clock.now()
                 log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))
             self._problems[operation] = str(error)
             raise
         if self._problems.pop(operation, None) and not self._problems:
+            self.problem_since = None
             log.info("store.recovered")
 
 

@@ -48,6 +48,12 @@ def add_commands(commands: Commands) -> None:
     add_timer_arguments(parser)
     parser.set_defaults(handler=get)
 
+    parser = commands.add_parser(
+        "explain", help="say why a timer is as it is: where it is, and what is wrong"
+    )
+    add_timer_arguments(parser)
+    parser.set_defaults(handler=explain)
+
     parser = commands.add_parser("list", help="list a tenant's timers by due time")
     parser.add_argument("--tenant", required=True, help="the timers' owner")
     parser.add_argument("--state", choices=get_args(wire.StateText), help="only timers in this state")
@@ -164,6 +170,21 @@ def get(options: argparse.Namespace) -> int:
     async def ask(client: Timers) -> None:
         fields = wire.fields_of(await client.get(options.id))
         say(printable_json(fields) if options.json else as_block(fields))
+
+    return converse(options, _of_tenant(options), ask)
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Say why a timer is as it is."""
+
+    async def ask(client: Timers) -> None:
+        found = await client.explain(options.id)
+        if options.json:
+            say(printable_json(wire.fields_of(found)))
+            return
+        say(printable(found.text))
+        for unknown in found.unknown or ():
+            print(f"not known: {printable(unknown)}", file=sys.stderr)
 
     return converse(options, _of_tenant(options), ask)
 

@@ -8,6 +8,7 @@ TimerServiceError
 │   ├── TimerOvertaken    newer commands came in while a request was carried out, again and again
 │   ├── BusUnavailable    the broker is away
 │   └── GivenUp           the service stops before the store took a change
+├── RightMissing          the broker forbids a look that only an explanation needs: said, nothing else
 ├── PermanentError        dead letter, then terminate; never retried
 │   ├── CommandRefused    carries the reason and what is allowed
 │   ├── RequestRefused    a request with a value that the store cannot hold: answered, no letter
@@ -70,6 +71,12 @@ class BusUnavailable(TransientError):
 
 class GivenUp(TransientError):
     """The service stops while a change of the store fails again and again."""
+
+
+class RightMissing(TimerServiceError):
+    """The broker does not let us look; its text says what to grant."""
+
+    public = "the service may not look there: its operator can grant it (docs/permissions.md)"
 
 
 class PermanentError(TimerServiceError):

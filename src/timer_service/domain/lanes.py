@@ -89,6 +89,11 @@ class Lanes(Generic[K]):
         paces = [*(queue.pace for queue in self._queues.values()), *self._paces.values()]
         return sum(pace.is_open for pace in paces)
 
+    def open_until_s(self, lane: Lane) -> float | None:
+        """Return until when nothing is sent to a receiver that counts as gone; None if it does not."""
+        queue = self._queues.get(lane)
+        return (self._paces.get(lane, NEW_RECEIVER) if queue is None else queue.pace).open_until_s
+
     def knows(self, key: K) -> bool:
         """Return whether an attempt waits, is under way, or has an outcome that is not kept yet."""
         return key in self._lane_of

@@ -194,6 +194,8 @@ class PatientStore(TimerStore, Protocol):
 
     on_wait: Callable[[], None]
     """Called after each wait for a store that is unwell: waiting is not being stuck."""
+    problem_since: datetime | None
+    """When the store began to fail; None if all is well."""
 
     @property
     def problem(self) -> str | None:

@@ -3,6 +3,8 @@
 import asyncio
 from datetime import datetime
 
+from timer_service.domain.messages import TimerKey
+from timer_service.ports.explanation import Obstacle
 from timer_service.service.deliver import Delivering
 from timer_service.service.fire import Firing
 from timer_service.workflows.schedule_timers import ScheduleReport
@@ -24,6 +26,10 @@ class Callbacks:
         """Ask both loops to end at their next safe point."""
         self._handing_over.stop()
         self.delivering.stop()
+
+    def obstacle(self, key: TimerKey) -> Obstacle | None:
+        """Return why a due timer is not handed over; None if nothing is in its way."""
+        return self._handing_over.obstacle(key)
 
     def wake_for(self, due_at: datetime) -> None:
         """Wake the loop if a timer with a callback is due before it would look again."""

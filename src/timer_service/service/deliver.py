@@ -2,11 +2,11 @@
 
 import asyncio
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.domain.errors import TransientError
-from timer_service.domain.lanes import MAX_SLOTS, Lanes
+from timer_service.domain.lanes import MAX_SLOTS, Lane, Lanes
 from timer_service.domain.messages import TimerKey
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore
@@ -61,6 +61,13 @@ class Delivering:
     def problem(self) -> str | None:
         """Why nothing can be delivered or kept; None if all is well."""
         return next(iter(self._problems.values()), None)
+
+    def receiver_back_at(self, lane: Lane) -> datetime | None:
+        """Return when a receiver that counts as gone is tried again; None if it counts as there."""
+        open_until_s = self._waiting.lanes.open_until_s(lane)
+        if open_until_s is None:
+            return None
+        return self._clock.now() + timedelta(seconds=max(0.0, open_until_s - self._elapsed_s()))
 
     def handed_over(self, since: datetime) -> None:
         """Look at once for deliveries that were opened, or made to wait again, at a moment."""

@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.domain.errors import BusUnavailable, TransientError
+from timer_service.domain.messages import TimerKey
 from timer_service.ports.command_source import CommandBacklog
 from timer_service.ports.event_sink import EventSink
+from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import DueTimers
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Backoff, Over, unless
@@ -142,6 +144,10 @@ class Firing:
     def problem(self) -> str | None:
         """Why nothing is published, or only little of it."""
         return self._hold_back.problem
+
+    def obstacle(self, key: TimerKey) -> Obstacle | None:
+        """Return why a due timer is passed over; None if it is not, as far as this instance knows."""
+        return self._hold_back.obstacle(key, self._clock.now()) or self._catch_up.obstacle(key[0])
 
     async def run(self, firings: asyncio.TaskGroup) -> None:
         """Look and publish until stopped; each batch is a task of the group until it is marked."""

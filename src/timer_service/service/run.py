@@ -9,6 +9,9 @@ from typing import Final, NamedTuple
 import structlog
 
 from timer_service.domain.callback import Sink
+from timer_service.domain.lanes import Lane
+from timer_service.domain.timer import Timer
+from timer_service.ports.explanation import Obstacle
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import StoreCounts
 from timer_service.service.callbacks import Callbacks
@@ -114,6 +117,16 @@ class Service:
     def note_counts(self, counts: StoreCounts) -> None:
         """Learn how much space is left, whoever asked."""
         self._watch.note_counts(counts)
+
+    def obstacle(self, timer: Timer) -> Obstacle | None:
+        """Return why this instance passes a due timer over; None if it does not."""
+        if timer.sink is Sink.BUS:
+            return self._firing.obstacle(timer.key)
+        return None if self._callbacks is None else self._callbacks.obstacle(timer.key)
+
+    def receiver_back_at(self, lane: Lane) -> datetime | None:
+        """Return when a receiver that counts as gone is tried again; None if it counts as there."""
+        return None if self._callbacks is None else self._callbacks.delivering.receiver_back_at(lane)
 
     def wake_for(self, due_at: datetime, sink: Sink = Sink.BUS) -> None:
         """Wake the worker of a sink if a timer is due before it would look again."""

@@ -12,9 +12,11 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
+from timer_service.domain.cause import Cause
 from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import TenantId
 from timer_service.ports.command_source import Backlog
+from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.unanswered import Unanswered
 
@@ -140,6 +142,12 @@ class CatchUp:
     def is_waiting(self) -> bool:
         """Whether due timers wait for commands."""
         return bool(self._blocked)
+
+    def obstacle(self, tenant_id: TenantId) -> Obstacle | None:
+        """Return what the due timers of a tenant wait for; None if for nothing."""
+        if self._stream_silence.is_silent:
+            return Obstacle(Cause.COMMANDS_SILENT)
+        return Obstacle(Cause.WAITS_FOR_COMMANDS) if tenant_id in self._blocked else None
 
     def ends_at(self, now: datetime) -> datetime | None:
         """Return when to look again because of those who wait."""

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from timer_service.domain.cause import Cause
 from timer_service.domain.messages import Event, TenantId, TimerKey
 from timer_service.ports.event_sink import Published, PublishResult
+from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import HeldBack
 
 FIRST_PAUSE = timedelta(milliseconds=500)
@@ -19,7 +21,7 @@ TENANT_FAILURES = 10
 PROBE_TIMERS = 100
 """Timers that are tried at once while the stream takes nothing."""
 
-_Answer = tuple[Event, Published]
+_Answer = tuple[Event, PublishResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class HoldBackChange:
 class _Pause:
     attempts: int
     until: datetime
+    detail: str = ""
+    """What the broker said last."""
 
 
 class HoldBack:
@@ -74,6 +78,19 @@ class HoldBack:
         pause = self._everything
         return pause.until if pause is not None and _holds(pause, now) else None
 
+    def obstacle(self, key: TimerKey, now: datetime) -> Obstacle | None:
+        """Return what keeps a timer from being published; None if nothing does."""
+        held = (
+            (Cause.STREAM_REFUSES, self._everything),
+            (Cause.TENANT_HELD_BACK, self._pauses.get(key[0])),
+            (Cause.TIMER_HELD_BACK, self._pauses.get(key)),
+        )
+        for cause, pause in held:
+            if pause is not None and _holds(pause, now):
+                detail = pause.detail or self.problem or ""
+                return Obstacle(cause, pause.until, pause.attempts, detail)
+        return None
+
     def at_once(self, limit: int) -> int:
         """Return how many timers to try together."""
         return limit if self._refusal is None else min(limit, PROBE_TIMERS)
@@ -93,7 +110,7 @@ class HoldBack:
         answers = defaultdict[TenantId, list[_Answer]](list)
         for event, result in zip(events, results, strict=True):
             if result.outcome not in (Published.DISCONNECTED, Published.STREAM_REFUSED):
-                answers[event.tenant_id].append((event, result.outcome))
+                answers[event.tenant_id].append((event, result))
         for tenant_id, answered in answers.items():
             self._learn(tenant_id, answered, now)
         self._learn_of_the_stream(results, now)
@@ -124,26 +141,32 @@ class HoldBack:
                 self._everything = None
 
     def _learn(self, tenant_id: TenantId, answers: list[_Answer], now: datetime) -> None:
-        failed = [event for event, outcome in answers if outcome is not Published.CONFIRMED]
-        for event, outcome in answers:
-            if outcome is Published.CONFIRMED:
+        failed = [answer for answer in answers if answer[1].outcome is not Published.CONFIRMED]
+        for event, result in answers:
+            if result.outcome is Published.CONFIRMED:
                 self._free(event.key)
-        unanswered = any(outcome is Published.UNANSWERED for _, outcome in answers)
+        unanswered = any(result.outcome is Published.UNANSWERED for _, result in failed)
         if len(failed) < len(answers):
             self._free_tenant(tenant_id)
         elif unanswered or len(failed) >= TENANT_FAILURES:
             # Each unanswered event costs everybody a time-out, so its tenant is paused as a whole; its
             # timers for longer, so that the next tries go to others of them.
-            pause = self._pause(tenant_id, now)
+            pause = self._pause(tenant_id, now, detail=failed[-1][1].detail)
             self._pause_timers(failed, now, at_least=pause * 3)
             return
         self._pause_timers(failed, now)
 
-    def _pause_timers(self, failed: list[Event], now: datetime, at_least: timedelta = FIRST_PAUSE) -> None:
-        for event in failed:
-            self._pause(event.key, now, at_least)
+    def _pause_timers(self, failed: list[_Answer], now: datetime, at_least: timedelta = FIRST_PAUSE) -> None:
+        for event, result in failed:
+            self._pause(event.key, now, at_least, result.detail)
 
-    def _pause(self, key: TimerKey | TenantId, now: datetime, at_least: timedelta = FIRST_PAUSE) -> timedelta:
+    def _pause(
+        self,
+        key: TimerKey | TenantId,
+        now: datetime,
+        at_least: timedelta = FIRST_PAUSE,
+        detail: str = "",
+    ) -> timedelta:
         last = self._pauses.pop(key, None)
         attempts = last.attempts + 1 if last else 1
         pause = max(at_least, _pause_after(attempts))
@@ -153,7 +176,7 @@ class HoldBack:
             self._everything = _Pause(1, now + MAX_PAUSE)
             return pause
         self._held += last is None
-        self._pauses[key] = _Pause(attempts, now + pause)
+        self._pauses[key] = _Pause(attempts, now + pause, detail)
         return pause
 
     def _make_room(self, now: datetime) -> bool:

@@ -27,6 +27,11 @@ class Unanswered:
         self.ask_beside = False
         """Whether somebody else asks, so that no look waits for an answer that does not come."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last look got no answer."""
+        return self._last is not None
+
     def note(self, now: datetime) -> datetime | None:
         """Count a look without an answer; return up to which due time timers have waited long enough."""
         if self._last is not None:

@@ -36,10 +36,45 @@ Scheduling = Annotated[
 Cancelling = Annotated[str, _one_of("cancelled", "already_reached", "already_expired", "not_found")]
 
 
+CAUSES: Final = (
+    "not_due",
+    "being_fired",
+    "broker_away",
+    "no_broker",
+    "store_trouble",
+    "clock_held",
+    "worker_stuck",
+    "stream_refuses",
+    "tenant_held_back",
+    "timer_held_back",
+    "waits_for_commands",
+    "commands_silent",
+    "backlog",
+    "unexplained",
+    "fired",
+    "expired",
+    "cancelled",
+    "callback_waiting",
+    "callback_retrying",
+    "receiver_away",
+    "callback_delivered",
+    "callback_failed",
+    "callback_abandoned",
+    "refused",
+    "commands_waiting",
+    "not_found",
+)
+"""Why a timer is as it is."""
+
+
 class GetRequest(Model):
     """The request of `get` and `cancel`."""
 
     service_call_id: ServiceCallText = Field(alias="serviceCallId")
+
+
+class ExplainRequest(GetRequest):
+    """The request of `explain`."""
 
 
 class ScheduleRequest(GetRequest, Wanted):
@@ -84,6 +119,38 @@ class GetAnswer(Model):
     """The answer of `get`."""
 
     timer: TimerView
+
+
+class LetterView(Model):
+    """A dead letter in an answer."""
+
+    letter: int
+    reason: str
+    detail: str
+    received_at: Time = Field(alias="receivedAt")
+
+
+class ConsumerView(Model):
+    """How far a durable consumer is with an event."""
+
+    name: str
+    reading: Annotated[str, _one_of("acknowledged", "delivered", "waiting", "began_later")]
+
+
+class ExplainAnswer(Model):
+    """The answer of `explain`: why a timer is as it is, also where there is none."""
+
+    cause: Annotated[str, _one_of(*CAUSES)]
+    text: str
+    is_well: bool = Field(alias="isWell")
+    at: Time
+    since: Time | None = None
+    timer: TimerView | None = None
+    letters: list[LetterView] | None = None
+    stream: str | None = None
+    sequence: int | None = None
+    consumers: list[ConsumerView] | None = None
+    unknown: list[str] | None = None
 
 
 class ScheduleAnswer(Model):

@@ -69,6 +69,8 @@ class Route:
     media_types: Sequence[str] = ()
     """What the body may be; none of them if there is no body."""
     max_body_bytes: int = MAX_BODY_BYTES
+    extra_cost: int = 0
+    """For how many more requests it counts."""
     failed: Callable[[Problem], Answer] | None = None
     """How a problem is answered, if not as everywhere."""
 
@@ -150,7 +152,7 @@ class ApiApp:
             )
         if route.scope not in caller.scopes:
             raise Problem("forbidden", f"the key lacks the scope {route.scope.value}", headers=_CLOSING)
-        limits = self._admit(caller)
+        limits = self._admit(caller, route)
         try:
             body = await self._body(route, headers, receive) if route.media_types else b""
             async with self._turn(caller):
@@ -162,10 +164,11 @@ class ApiApp:
             answer.status, answer.body, {**limits, **answer.headers}, answer.media_type, answer.outcome
         )
 
-    def _admit(self, caller: Caller) -> Mapping[str, str]:
+    def _admit(self, caller: Caller, route: Route) -> Mapping[str, str]:
         now_s = asyncio.get_running_loop().time()
         if wait_s := self._rate_limit.wait_s(caller.tenant_id, now_s):
             raise _too_many(wait_s)
+        self._rate_limit.charge(caller.tenant_id, route.extra_cost)
         left = self._rate_limit.left(caller.tenant_id, now_s)
         if self._policy is None or left is None:
             return {}

@@ -62,6 +62,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "rest.get": Operation(
         "Show a timer", (200, 304), required=("timer",), refusals=(404,), headers=_MATCH[1:]
     ),
+    "rest.explain": Operation(
+        "Say why a timer is as it is, also where there is none", required=("cause", "text", "isWell", "at")
+    ),
     "rest.put": Operation(
         "Create a timer, or put another one in its place",
         *((200, 201), TimerBody, None, _CHANGE, (404, 409, 412), _MATCH),

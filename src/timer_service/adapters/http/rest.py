@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final
 
+from timer_service.adapters.endpoints import EXPLAIN_COST
 from timer_service.adapters.http.api import Route
 from timer_service.adapters.http.compact import CompactHandlers, as_compact
 from timer_service.adapters.http.deliveries import DeliveryHandlers
@@ -40,6 +41,7 @@ def v1_routes(handlers: TimerHandlers) -> Sequence[Route]:
         Route("PUT", one, "rest.put", handlers.replace, Scope.WRITE, _JSON),
         Route("PATCH", one, "rest.patch", handlers.patch, Scope.WRITE, _PATCH),
         Route("DELETE", one, "rest.cancel", handlers.cancel, Scope.WRITE),
+        Route("GET", f"{one}/explanation", "rest.explain", handlers.explain, extra_cost=EXPLAIN_COST),
     )
 
 

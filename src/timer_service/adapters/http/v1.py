@@ -7,6 +7,7 @@ from pydantic import Field
 from timer_client import wire
 from timer_client.wire.rules import CorrelationText, Time
 from timer_service.adapters.cursor import read_cursor, write_cursor
+from timer_service.adapters.explanation_view import explanation_view
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in
@@ -92,6 +93,11 @@ class TimerHandlers:
         if conditions.is_unchanged(request.headers, etag):
             return Answer(304, headers={"etag": etag})
         return Answer(200, wire.write_json({"timer": self._views.of(timer, record)}), {"etag": etag})
+
+    async def explain(self, request: Request) -> Answer:
+        """Say why a timer is as it is, also where there is none."""
+        explanation = await self._timers.explain(request.caller.tenant_id, name_in(request))
+        return Answer(200, wire.write_model(explanation_view(explanation)))
 
     async def list(self, request: Request) -> Answer:
         """Show a page of timers."""

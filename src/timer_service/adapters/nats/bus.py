@@ -8,8 +8,11 @@ from datetime import datetime
 from typing import Final
 
 from timer_service.adapters.nats.backlog import BacklogQuestions
+from timer_service.adapters.nats.event_trail import NatsEventTrail
 from timer_service.adapters.nats.inbox import Inbox
+from timer_service.adapters.nats.letter_box import NatsLetterBox
 from timer_service.adapters.nats.letters import MAX_DELAY_S, LetterLimits, Letters
+from timer_service.adapters.nats.looking_back import StreamReader
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.positions import CommandPositions
@@ -54,7 +57,7 @@ class NatsBus:
         meet_history: MeetHistory | None = None,
         means: NatsMeans = USUAL_MEANS,
     ) -> None:
-        outage, signals = Outage(options.connect["servers"]), Signals()
+        outage, signals = Outage(options.connect["servers"], clock.now), Signals()
         streams = wanted_streams(options, letters_repeated_within_s=options.ack_wait_s + MAX_DELAY_S)
         published_to = frozenset({streams.events.name, streams.letters.name})
         missing, limit_s = signals.stream_missing.set, means.confirm_timeout_s
@@ -63,22 +66,24 @@ class NatsBus:
         self.positions = positions = CommandPositions(epochs, clock)
         self._replies = replies = Replies(positions)
         self.letters = Letters(options, clock, publisher, replies.send, letters_dropped, means.letter_limits)
-        elapsed_s = means.session.elapsed_s
-        self.inbox = Inbox(
-            options, positions, replies, self.letters, outage, signals.over, elapsed_s, means.delays_from
-        )
+        timing = means.session.elapsed_s, means.delays_from
+        self.inbox = Inbox(options, positions, replies, self.letters, outage, signals.over, *timing)
         self.sink = means.make_sink(
             options, publisher, outage, lambda: self.session.streams.takes_batches(streams.events.name)
         )
         self.source = NatsCommandSource(
             options, outage, positions, questions, self.inbox, replies, meet_history
         )
+        self.reader = reader = StreamReader(options)
+        self.letter_box, self.event_trail = NatsLetterBox(options, reader), NatsEventTrail(options, reader)
         parts = SessionParts(
             sending=((streams.events, self.sink), (streams.letters, self.letters)),
             receiving=(streams.commands, self.source),
-            complained_to=(publisher.error_reported, questions.error_reported),
+            complained_to=(publisher.error_reported, questions.error_reported, reader.error_reported),
         )
         self.session = Session(options, parts, outage, signals, chance, connected, means.session)
+        self.session.attach(reader)
+        self._outage = outage
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -107,6 +112,11 @@ class NatsBus:
     def server(self) -> str | None:
         """The server that we are connected to, with its version."""
         return self.session.server
+
+    @property
+    def away_since(self) -> datetime | None:
+        """Since when the broker cannot be used; None if it can."""
+        return self._outage.since
 
     @property
     def warnings(self) -> dict[str, str]:

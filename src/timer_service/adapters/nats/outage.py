@@ -1,6 +1,7 @@
 """Why the broker cannot be used: said once when an outage begins and once when it is over."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import structlog
 
@@ -13,9 +14,12 @@ log = structlog.get_logger(__name__)
 class Outage:
     """The outage that lasts, if one does."""
 
-    def __init__(self, servers: Sequence[str]) -> None:
+    def __init__(self, servers: Sequence[str], now: Callable[[], datetime]) -> None:
         self._servers = servers
+        self._now = now
         self._reason: str | None = None
+        self.since: datetime | None = now()
+        """When it began; None while we are connected."""
 
     @property
     def reason(self) -> str:
@@ -32,8 +36,9 @@ class Outage:
             servers = [without_credentials(url) for url in self._servers]
             log.warning("broker.unavailable", detail=reason, servers=servers)
         self._reason = reason
+        self.since = self.since or self._now()
 
     def end(self, server: str | None) -> None:
         """Say where we are connected to."""
-        self._reason = None
+        self._reason = self.since = None
         log.info("broker.connected", server=server)

@@ -1,0 +1,35 @@
+"""Spans and moments in words, as a person would say them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_MS: Final = timedelta(milliseconds=1)
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def span_text(span: timedelta) -> str:
+    """Return a span in its two largest units: 2 h 13 min, 41 s, 4 ms."""
+    ms = abs(span) // _MS
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms < 10_000:
+        return f"{ms / 1_000:.1f}".rstrip("0").removesuffix(".") + " s"
+    seconds, parts = ms // 1_000, list[str]()
+    for unit, size in _UNITS:
+        count, seconds = divmod(seconds, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+    return " ".join(part for part in parts[:2] if part)
+
+
+def moment_text(moment: datetime, now: datetime) -> str:
+    """Return a moment in UTC, without its date if that is today's."""
+    moment, now = moment.astimezone(UTC), now.astimezone(UTC)
+    shown = "%H:%M:%S UTC" if moment.date() == now.date() else "%Y-%m-%d %H:%M:%S UTC"
+    # strftime does not fill up years before 1000.
+    return moment.strftime(shown.replace("%Y", f"{moment.year:04}"))
+
+
+def count_text(count: int, one: str, many: str = "") -> str:
+    """Return how many there are: 1 timer, 12,000 timers."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
