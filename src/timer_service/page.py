@@ -15,6 +15,10 @@ from timer_service.adapters.http.pages.people import Group, People, Proxies
 from timer_service.adapters.http.pages.routes import Screens, routes
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.session import SessionScreens
+from timer_service.adapters.http.pages.screens.system import SystemScreen
+from timer_service.adapters.http.pages.screens.tenants import TenantsScreen
+from timer_service.adapters.http.pages.screens.timer import TimerScreen
+from timer_service.adapters.http.pages.screens.timers import TimersScreen
 from timer_service.adapters.http.pages.visit import Role
 from timer_service.adapters.http.rest import serving_api
 from timer_service.config import Settings, read_groups, read_networks
@@ -22,7 +26,7 @@ from timer_service.deliveries import Deliveries
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.domain.messages import TenantId
 from timer_service.explanations import Explanations
-from timer_service.ports.clock import Clock
+from timer_service.ports.clock import GuardedClock
 from timer_service.ports.health import Health
 from timer_service.ports.letter_box import LetterBox
 from timer_service.stores import OpenedStore
@@ -43,7 +47,7 @@ class PageParts:
     explanations: Explanations
     letters: LetterBox
     health: Callable[[], Health]
-    clock: Clock
+    clock: GuardedClock
     elapsed_s: Callable[[], float]
     listener: socket.socket | None = None
 
@@ -62,7 +66,21 @@ async def page(settings: Settings, parts: PageParts) -> AsyncIterator[None]:
 def build_page(settings: Settings, parts: PageParts, people: People | None = None) -> PageApp:
     """Return the application, which knows no port."""
     people = people or _people(settings, parts)
-    screens = Screens(SessionScreens(people), NowScreen(parts.timers, parts.health))
+    insight = parts.opened.store.insight
+    screens = Screens(
+        session=SessionScreens(people),
+        now=NowScreen(parts.timers, parts.health),
+        timers=TimersScreen(insight),
+        timer=TimerScreen(parts.timers, parts.deliveries),
+        tenants=TenantsScreen(insight),
+        system=SystemScreen(
+            parts.timers,
+            parts.health,
+            settings.shown(),
+            settings.store_name,
+            lambda: parts.clock.held_step_s,
+        ),
+    )
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance)
     return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks)
 

@@ -23,6 +23,7 @@ from timer_service.ports.sealed_headers import SealedHeaders
 from timer_service.ports.secret_store import SecretStore
 from timer_service.ports.stream_epochs import StreamEpochs
 from timer_service.ports.timer_archive import TimerArchive
+from timer_service.ports.timer_insight import TimerInsight
 from timer_service.ports.timer_store import TimerStore
 
 MeetHistory = Callable[[int], Awaitable[None]]
@@ -35,6 +36,11 @@ class Store(TimerStore, StreamEpochs, Protocol):
     @property
     def deliveries(self) -> DeliveryStore:
         """The callbacks and what became of them."""
+        ...
+
+    @property
+    def insight(self) -> TimerInsight:
+        """Questions over tenants."""
         ...
 
     @property

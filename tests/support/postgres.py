@@ -276,6 +276,7 @@ class InStep:
         self._store = store
         self._clock = clock
         self.deliveries = DeliveriesInStep(store.deliveries, clock)
+        self.insight = store.insight
 
     @property
     def max_claims(self) -> int:

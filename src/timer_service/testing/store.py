@@ -23,6 +23,7 @@ from timer_service.ports.timer_store import (
     TimerQuery,
 )
 from timer_service.testing.deliveries import MemoryDeliveries
+from timer_service.testing.insight import MemoryInsight
 
 
 class MemoryTimerStore:
@@ -34,6 +35,7 @@ class MemoryTimerStore:
         self.timers: dict[TimerKey, Timer] = {}
         self.deliveries = MemoryDeliveries(self.timers)
         self.sealed_headers = self.deliveries
+        self.insight = MemoryInsight(self.timers)
         self._claimed: set[TimerKey] = set()
         self._looks = 0
         self._turns: dict[TenantId, int] = {}

@@ -24,6 +24,7 @@ from timer_service.adapters.postgres.connections import (
 )
 from timer_service.adapters.postgres.deliveries import PostgresDeliveries, keep_callbacks
 from timer_service.adapters.postgres.hints import Hints
+from timer_service.adapters.postgres.insight import PostgresInsight
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to_read
 from timer_service.adapters.postgres.pages import page_of
@@ -78,6 +79,7 @@ class PostgresTimerStore:
         self.secrets = PostgresSecretStore(answers)
         self.sealed_headers = PostgresSealedHeaders(answers)
         self.api_keys = PostgresApiKeys(answers)
+        self.insight = PostgresInsight(answers)
         self._hints = hints
         self._now = now
         self._limits = limits

@@ -19,6 +19,7 @@ from timer_service.adapters.sqlite.deliveries import SqliteDeliveries, forget_ca
 from timer_service.adapters.sqlite.epochs import advance_epochs, insert_epochs, read_epochs
 from timer_service.adapters.sqlite.errors import translated
 from timer_service.adapters.sqlite.exclusion import Exclusion
+from timer_service.adapters.sqlite.insight import SqliteInsight
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.adapters.sqlite.looks import Looks
 from timer_service.adapters.sqlite.marks import Marks
@@ -92,6 +93,7 @@ class SqliteTimerStore:
         self.marks = Marks(writer, self._writer.transaction)
         self.deliveries = SqliteDeliveries(self._writer, self._read_deliveries, questions)
         self.sealed_headers = SqliteSealedHeaders(self._writer, self._read_deliveries)
+        self.insight = SqliteInsight(questions)
         self._exclusion = Exclusion()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:

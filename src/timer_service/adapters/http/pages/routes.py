@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from timer_service.adapters.http.pages.look import choose_look
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.session import SessionScreens
+from timer_service.adapters.http.pages.screens.system import SystemScreen
+from timer_service.adapters.http.pages.screens.tenants import TenantsScreen
+from timer_service.adapters.http.pages.screens.timer import TimerScreen
+from timer_service.adapters.http.pages.screens.timers import TimersScreen
 from timer_service.adapters.http.pages.visit import Route
 from timer_service.domain.api_keys import Scope
 
@@ -16,12 +20,33 @@ class Screens:
 
     session: SessionScreens
     now: NowScreen
+    timers: TimersScreen
+    timer: TimerScreen
+    tenants: TenantsScreen
+    system: SystemScreen
 
 
 def routes(screens: Screens) -> Sequence[Route]:
     """Return the table of all addresses; the order of those with a name is that of the navigation."""
     return (
         Route("", screens.now.show, Scope.READ, nav="Now"),
+        Route("timers", screens.timers.show, Scope.READ, nav="Timers"),
+        Route("find", screens.timers.find, Scope.READ),
+        Route("timer", screens.timer.show, Scope.READ),
+        Route("cancel", screens.timer.cancel, Scope.WRITE, "POST"),
+        Route("move", screens.timer.move, Scope.WRITE, "POST"),
+        Route("fire", screens.timer.fire, Scope.WRITE, "POST"),
+        Route("retry", screens.timer.retry, Scope.REPLAY, "POST"),
+        Route("abandon", screens.timer.abandon, Scope.REPLAY, "POST"),
+        Route("tenants", screens.tenants.show, Scope.READ, nav="Tenants"),
+        Route("system", screens.system.show, Scope.READ, all_tenants=True, nav="System"),
+        Route(
+            "accept-clock-step",
+            screens.system.accept_clock_step,
+            Scope.ADMIN,
+            "POST",
+            all_tenants=True,
+        ),
         Route("login", screens.session.show, None),
         Route("login", screens.session.log_in, None, "POST"),
         Route("logout", screens.session.log_out, None, "POST"),

@@ -1,0 +1,175 @@
+"""Timer: all that is known of one timer, and what can be done with it."""
+
+import shlex
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from timer_service.adapters.http.callbacks import attempt_view, delivery_view
+from timer_service.adapters.http.pages.places import read_moment
+from timer_service.adapters.http.pages.rows import lateness_s, timer_row
+from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
+from timer_service.deliveries import Deliveries
+from timer_service.domain.callback import Sink
+from timer_service.domain.errors import TimerFiring, TimerNotFound
+from timer_service.domain.messages import CancelTimer, Command, ScheduleTimer, ServiceCallId, TenantId
+from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.delivery_store import CallbackRecord
+from timer_service.timers import NEWEST, Timers
+
+MAX_DELAY: Final = timedelta(days=3_660)
+
+
+class TimerScreen:
+    """One timer."""
+
+    def __init__(self, timers: Timers, deliveries: Deliveries) -> None:
+        self._timers = timers
+        self._deliveries = deliveries
+
+    async def show(self, visit: Visit) -> Screen:
+        """Show a timer, its history and its callback."""
+        tenant, name = visit.key(visit.query)
+        timer = await self._get(tenant, name)
+        record = None
+        if timer.sink is Sink.HTTP:
+            record = (await self._deliveries.records([timer.key])).get(timer.key)
+        model = {
+            "timer": {**timer_row(timer), **_fields(timer)},
+            "explanation": None,
+            "timeline": _timeline(timer, record),
+            "callback": None if record is None else _callback(record),
+            "version": timer.version,
+        }
+        command = shlex.join(["timer-service", "get", "--tenant", tenant, "--id", name])
+        return Screen("timer.html", model, "Timer", command)
+
+    async def cancel(self, visit: Visit) -> Redirect:
+        """Cancel: if the answer is `cancelled`, it never fires."""
+        key = visit.form_key()
+        return await self._carry_out(CancelTimer(*key, NEWEST, _expected(visit)))
+
+    async def move(self, visit: Visit) -> Redirect:
+        """Give it another due time, or schedule it again."""
+        return await self._schedule(visit, read_due(visit))
+
+    async def fire(self, visit: Visit) -> Redirect:
+        """Make it due now: the next generation, with an event id of its own."""
+        return await self._schedule(visit, visit.now)
+
+    async def retry(self, visit: Visit) -> Redirect:
+        """Send its callback again."""
+        tenant, name = visit.form_key()
+        delivery = await self._deliveries.retry(tenant, name)
+        if delivery is None:
+            raise PageError(409, "This timer has not fired yet: there is nothing to send again.")
+        return Redirect(address("timer", tenant=tenant, id=name, done="retried"))
+
+    async def abandon(self, visit: Visit) -> Redirect:
+        """Make no further attempt of its callback."""
+        tenant, name = visit.form_key()
+        await self._deliveries.abandon(tenant, name)
+        return Redirect(address("timer", tenant=tenant, id=name, done="abandoned"))
+
+    async def _schedule(self, visit: Visit, due_at: datetime) -> Redirect:
+        timer = await self._get(*visit.form_key())
+        return await self._carry_out(
+            ScheduleTimer(
+                timer.tenant_id,
+                timer.service_call_id,
+                due_at,
+                None,
+                NEWEST,
+                expected=_expected(visit),
+                expires_after_ms=timer.expires_after_ms,
+            )
+        )
+
+    async def _carry_out(self, request: Command) -> Redirect:
+        tenant, name = request.key
+        try:
+            outcome = (await self._timers.carry_out(request)).outcome
+        except TimerFiring:
+            # A result, not an error: whether its event is out is not known yet.
+            return Redirect(address("timer", tenant=tenant, id=name, done="firing"))
+        return Redirect(address("timer", tenant=tenant, id=name, done=outcome.value))
+
+    async def _get(self, tenant_id: TenantId, name: ServiceCallId) -> Timer:
+        try:
+            return await self._timers.get(tenant_id, name)
+        except TimerNotFound as error:
+            raise PageError(404, f"There is no timer {name!r} of this tenant.") from error
+
+
+def read_due(visit: Visit) -> datetime:
+    """Return the due time of a form: a moment, or a delay from now by the server's clock."""
+    delay = visit.field("delay").strip()
+    if delay:
+        try:
+            span = timedelta(seconds=float(delay))
+        except (ValueError, OverflowError) as error:
+            raise PageError(400, "A delay is a number of seconds.") from error
+        if not timedelta() <= span <= MAX_DELAY:
+            raise PageError(400, "A delay is from 0 s to 10 years.")
+        return visit.now + span
+    if not visit.field("due").strip():
+        raise PageError(400, "Say when: a time, or a delay in seconds.")
+    return read_moment(visit.field("due"), visit.look.zone)
+
+
+def _expected(visit: Visit) -> frozenset[str] | None:
+    """Return the version that was looked at: what has changed since then is not touched."""
+    version = visit.field("version")
+    return frozenset({version}) if version else None
+
+
+def _fields(timer: Timer) -> dict[str, Any]:
+    return {
+        "generation": timer.generation,
+        "registered_at": timer.registered_at,
+        "reached_at": timer.reached_at,
+        "cancelled_at": timer.cancelled_at,
+        "expired_at": timer.expired_at,
+        "expires_after_ms": timer.expires_after_ms,
+        "traceparent": None if timer.trace is None else timer.trace.parent,
+        "is_pending": timer.state is TimerState.SCHEDULED,
+        "is_cancelled": timer.state is TimerState.CANCELLED,
+    }
+
+
+def _timeline(timer: Timer, record: CallbackRecord | None) -> list[dict[str, Any]]:
+    """Return what happened and what is ahead, in order."""
+    late = lateness_s(timer)
+    happened = [
+        (timer.registered_at, "Registered", ""),
+        (timer.due_at, "Due", f"generation {timer.generation}"),
+        (timer.reached_at, "Fired", "" if late is None else f"{late * 1000:,.0f} ms after its due time"),
+        (timer.cancelled_at, "Cancelled", ""),
+        (timer.expired_at, "Expired", "its event would have come too late to be of use"),
+    ]
+    if record is not None:
+        happened += [
+            (
+                attempt.started_at,
+                f"Attempt {attempt.number} failed",
+                attempt.error or f"answer {attempt.status}",
+            )
+            for attempt in record.attempts
+        ]
+        delivery = record.delivery
+        if delivery is not None:
+            happened.append((delivery.ended_at, f"Callback {delivery.state.value.lower()}", ""))
+            happened.append((delivery.next_attempt_at, "Next attempt", f"number {delivery.attempts + 1}"))
+    known = [(at, what, more) for at, what, more in happened if at is not None]
+    return [{"at": at, "what": what, "more": more} for at, what, more in sorted(known)]
+
+
+def _callback(record: CallbackRecord) -> dict[str, Any]:
+    """Return what may be seen of a callback: no header values, which may be secret."""
+    callback = record.callback
+    return {
+        "url": callback.url,
+        "method": callback.method.value,
+        "header_names": [name for name, _ in callback.headers],
+        "delivery": None if record.delivery is None else delivery_view(record.delivery),
+        "attempts": [attempt_view(attempt) for attempt in record.attempts],
+    }

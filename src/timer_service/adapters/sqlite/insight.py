@@ -1,0 +1,221 @@
+"""Questions over tenants, on the connections that firing does not need."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from timer_service.adapters import rows
+from timer_service.adapters.insight_pages import (
+    MAX_LOOKED_THROUGH,
+    Bounds,
+    Edge,
+    PagedInsight,
+    after_prefix,
+    bounds_of,
+    page_sql,
+    text_of,
+)
+from timer_service.adapters.sqlite.questions import NOBODY, Questions
+from timer_service.domain.callback import Sink
+from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.timer_insight import Place, TimerFilter
+
+_BEFORE_ALL: Final = ""
+_AFTER_ALL: Final = "~"
+_MIN_MS: Final = -(2**63)
+_MAX_MS: Final = 2**63 - 1
+_KEY: Final = ("tenant_id", "service_call_id")
+_ENDED: Final = "coalesce(reached_at, cancelled_at, expired_at)"
+
+# The timers of one id: one search for each tenant.
+_FIND: Final = f"""
+SELECT {rows.of_table("t", rows.TIMER_COLUMNS)} FROM json_each(:tenants) AS wanted
+CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value AND t.service_call_id = :id LIMIT :limit
+"""  # noqa: S608 - constants
+
+_SEARCH: Final = f"""
+SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
+WHERE tenant_id = :tenant AND service_call_id >= :first AND service_call_id < :last
+ORDER BY service_call_id LIMIT :limit
+"""  # noqa: S608
+
+# From one tenant to the next, and never through the timers of one.
+_TENANTS: Final = """
+WITH RECURSIVE found(name) AS (
+  SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > :after
+  UNION ALL
+  SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > found.name) FROM found
+  WHERE found.name IS NOT NULL LIMIT :limit)
+SELECT name FROM found WHERE name IS NOT NULL
+"""
+
+_LOAD: Final = """
+SELECT (SELECT count(*) FROM timer_schedules INDEXED BY timer_schedules_due
+        WHERE state = 'Scheduled' AND sink = 0 AND due_at >= value ->> 0 AND due_at < value ->> 1)
+FROM json_each(:spans) ORDER BY key
+"""
+_LOAD_OF_TENANT: Final = """
+SELECT (SELECT count(*) FROM timer_schedules INDEXED BY timer_schedules_pending
+        WHERE tenant_id = :tenant AND sink = 0 AND pending_due_ms >= value ->> 0
+          AND pending_due_ms < value ->> 1)
+FROM json_each(:spans) ORDER BY key
+"""
+
+Question = tuple[str, dict[str, Any]]
+
+
+class SqliteInsight(PagedInsight):
+    """The insight into a SQLite file."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+
+    async def count(self, wanted: TimerFilter, at_most: int) -> int:
+        """Count what the lists hold."""
+        bounds, total = bounds_of(wanted, None, None), 0
+        for sql, parameters in _lists(wanted, bounds, "1", at_most):
+            [(count,)] = await self._ask(f"SELECT count(*) FROM ({sql})", parameters)  # noqa: S608
+            total += count
+        return min(total, at_most)
+
+    async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
+        """Count by ranges of an index that has all that is asked for."""
+        of_all = tenants is None
+        moments = [rows.text(edge) if of_all else rows.text_ms(rows.text(edge)) for edge in edges]
+        spans = json.dumps(list(itertools.pairwise(moments)))
+        counts = [0] * (len(edges) - 1)
+        for tenant_id in [NOBODY] if tenants is None else tenants:
+            for sink in Sink:
+                sql = rows.for_sink(_LOAD if of_all else _LOAD_OF_TENANT, sink)
+                found = await self._ask(sql, {"spans": spans, "tenant": tenant_id})
+                counts = [count + more for count, (more,) in zip(counts, found, strict=True)]
+        return counts
+
+    async def find(
+        self, service_call_id: ServiceCallId, tenants: frozenset[TenantId] | None, limit: int
+    ) -> Sequence[Timer]:
+        """Search by primary key, tenant by tenant."""
+        names = await self.tenants(MAX_LOOKED_THROUGH) if tenants is None else sorted(tenants)
+        wanted = {"tenants": json.dumps(names), "id": service_call_id, "limit": limit}
+        return [rows.timer(row) for row in await self._ask(_FIND, wanted)]
+
+    async def search(self, tenant_id: TenantId, prefix: str, limit: int) -> Sequence[Timer]:
+        """Read a range of the primary key."""
+        span = {"first": prefix, "last": after_prefix(prefix), "tenant": tenant_id, "limit": limit}
+        return [rows.timer(row) for row in await self._ask(_SEARCH, span)]
+
+    async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
+        """Skip from tenant to tenant."""
+        return [TenantId(row[0]) for row in await self._ask(_TENANTS, {"after": after or "", "limit": limit})]
+
+    async def _found(self, wanted: TimerFilter, bounds: Bounds, limit: int) -> list[Timer]:
+        found: list[Timer] = []
+        for sql, parameters in _lists(wanted, bounds, rows.TIMER_COLUMNS, limit):
+            found += map(rows.timer, await self._ask(sql, parameters))
+        return found
+
+    async def _read_to(self, wanted: TimerFilter, bounds: Bounds) -> Place | None:
+        sql, parameters = _over(bounds, f"{_ENDED}, tenant_id, service_call_id", wanted, 1)
+        found = await self._ask(f"{sql} OFFSET {MAX_LOOKED_THROUGH - 1}", parameters)
+        return next((_place(row) for row in found), None)
+
+    async def _ask(self, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return await self._questions.ask(NOBODY, sql, parameters)
+
+
+def _lists(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> list[Question]:
+    if wanted.correlation_id is not None:
+        return [_of_request(wanted, bounds, columns, limit)]
+    if wanted.by_end:
+        # So many are looked through, and those in the state are taken.
+        sql, parameters = _over(bounds, "*", wanted, MAX_LOOKED_THROUGH)
+        taken = f"SELECT {columns} FROM ({sql}) WHERE state = :state LIMIT :taken"  # noqa: S608
+        return [(taken, parameters | {"taken": limit})]
+    if wanted.tenants is None:
+        return [_pending(sink, bounds, columns, limit) for sink in Sink]
+    of = _pending_of if wanted.state is TimerState.SCHEDULED else _over_of
+    return [
+        of(tenant, sink, wanted, bounds, columns, limit) for tenant in sorted(wanted.tenants) for sink in Sink
+    ]
+
+
+def _pending(sink: Sink, bounds: Bounds, columns: str, limit: int) -> Question:
+    where = "state = 'Scheduled' AND sink = 0"
+    sql = _sql(columns, "timer_schedules_due", where, ("due_at", *_KEY), bounds)
+    return rows.for_sink(sql, sink), _between(bounds, limit)
+
+
+def _over(bounds: Bounds, columns: str, wanted: TimerFilter, limit: int) -> Question:
+    sql = _sql(columns, "timer_schedules_ended", "state <> 'Scheduled'", (_ENDED, *_KEY), bounds)
+    return sql, _between(bounds, limit) | {"state": wanted.state.value}
+
+
+def _of_request(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> Question:
+    where = "correlation_id = :correlation AND state = :state AND due_at IS NOT NULL"
+    more: dict[str, Any] = {"correlation": wanted.correlation_id, "state": wanted.state.value}
+    if wanted.tenants is not None:
+        where += " AND tenant_id IN (SELECT value FROM json_each(:tenants))"
+        more["tenants"] = json.dumps(sorted(wanted.tenants))
+    sql = _sql(columns, "timer_schedules_by_correlation", where, ("due_at", *_KEY), bounds)
+    return sql, _between(bounds, limit) | more
+
+
+def _pending_of(
+    tenant_id: TenantId, sink: Sink, _: TimerFilter, bounds: Bounds, columns: str, limit: int
+) -> Question:
+    where = "tenant_id = :tenant AND sink = 0 AND pending_due_ms IS NOT NULL"
+    order = ("pending_due_ms", "service_call_id")
+    sql = _sql(columns, "timer_schedules_pending", where, order, bounds)
+    lower, upper = bounds.of_tenant(tenant_id)
+    return rows.for_sink(sql, sink), {
+        "tenant": tenant_id,
+        "lower_0": _ms(lower, _MIN_MS),
+        "lower_1": lower.id,
+        "upper_0": _ms(upper, _MAX_MS),
+        "upper_1": upper.id,
+        "limit": limit,
+    }
+
+
+def _over_of(
+    tenant_id: TenantId, sink: Sink, wanted: TimerFilter, bounds: Bounds, columns: str, limit: int
+) -> Question:
+    where = "tenant_id = :tenant AND state = :state AND state <> 'Scheduled' AND sink = :sink"
+    sql = _sql(columns, "timer_schedules_over", where, ("due_at", "service_call_id"), bounds)
+    lower, upper = bounds.of_tenant(tenant_id)
+    return sql, {
+        "tenant": tenant_id,
+        "state": wanted.state.value,
+        "sink": sink.value,
+        "lower_0": text_of(lower.at, _BEFORE_ALL),
+        "lower_1": lower.id,
+        "upper_0": text_of(upper.at, _AFTER_ALL),
+        "upper_1": upper.id,
+        "limit": limit,
+    }
+
+
+def _sql(columns: str, index: str, where: str, order: Sequence[str], bounds: Bounds) -> str:
+    sql = page_sql(columns, f"INDEXED BY {index}", where, order, descending=bounds.descending)
+    return sql.replace("{", ":").replace("}", "")
+
+
+def _between(bounds: Bounds, limit: int) -> dict[str, Any]:
+    lower, upper = bounds.lower, bounds.upper
+    low = (_BEFORE_ALL, "", "") if lower is None else (rows.text(lower[0]), *lower[1:])
+    high = (_AFTER_ALL, "", "") if upper is None else (rows.text(upper[0]), *upper[1:])
+    lows = {f"lower_{n}": each for n, each in enumerate(low)}
+    return lows | {f"upper_{n}": each for n, each in enumerate(high)} | {"limit": limit}
+
+
+def _ms(edge: Edge, otherwise: int) -> int:
+    return otherwise if edge.at is None else rows.text_ms(rows.text(edge.at))
+
+
+def _place(row: Sequence[Any]) -> Place:
+    at = rows.moment(row[0])
+    assert at is not None
+    return at, TenantId(row[1]), ServiceCallId(row[2])

@@ -1,0 +1,89 @@
+"""Timers of all tenants, as whoever looks after the service sees them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
+from timer_service.domain.timer import Timer, TimerState
+
+Place = tuple[datetime, TenantId, ServiceCallId]
+"""A place in the order of a list: by its moment, then by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFilter:
+    """Which timers are looked at; the order is that of an index, whatever is asked for."""
+
+    tenants: frozenset[TenantId] | None = None
+    """Whose timers; None for those of all tenants. What is not named here is never shown."""
+    state: TimerState = TimerState.SCHEDULED
+    correlation_id: CorrelationId | None = None
+    since: datetime | None = None
+    """Inclusive, as the end is exclusive: of the due time, or of the moment by which they are listed."""
+    until: datetime | None = None
+
+    @property
+    def by_end(self) -> bool:
+        """Whether they are listed by when they ended, and not by when they were due."""
+        is_over = self.state is not TimerState.SCHEDULED
+        return is_over and self.tenants is None and self.correlation_id is None
+
+    @property
+    def newest_first(self) -> bool:
+        """Whether the list begins with the latest: what is over is of interest from its end."""
+        return self.state is not TimerState.SCHEDULED
+
+    def place(self, timer: Timer) -> Place:
+        """Return the place of a timer in the list."""
+        ended_at = timer.reached_at or timer.cancelled_at or timer.expired_at
+        moment = ended_at if self.by_end else timer.due_at
+        assert moment is not None
+        return moment, timer.tenant_id, timer.service_call_id
+
+
+@dataclass(frozen=True, slots=True)
+class TimerPage:
+    """Some timers in their order, and how to go on."""
+
+    timers: Sequence[Timer]
+    before: Place | None = None
+    """What comes before lies before this place; None if nothing does."""
+    after: Place | None = None
+    """What follows lies after this place; None if nothing does. A page may be short and yet be followed."""
+
+
+class TimerInsight(Protocol):
+    """Questions over tenants. Each costs what it shows, not what there is. All may raise TransientError."""
+
+    async def page(
+        self, wanted: TimerFilter, limit: int, *, after: Place | None = None, before: Place | None = None
+    ) -> TimerPage:
+        """Return up to `limit` timers after a place, or before one; not both.
+
+        Among what is over, of all tenants, only so many are looked through for one page.
+        """
+        ...
+
+    async def count(self, wanted: TimerFilter, at_most: int) -> int:
+        """Count timers, but not beyond a number."""
+        ...
+
+    async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
+        """Count what is scheduled between each two neighbouring moments: from one, before the next."""
+        ...
+
+    async def find(
+        self, service_call_id: ServiceCallId, tenants: frozenset[TenantId] | None, limit: int
+    ) -> Sequence[Timer]:
+        """Return the timers of this id, whatever their tenant."""
+        ...
+
+    async def search(self, tenant_id: TenantId, prefix: str, limit: int) -> Sequence[Timer]:
+        """Return timers of one tenant whose ids begin so, by id."""
+        ...
+
+    async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
+        """Return who has timers, in any state, by name."""
+        ...

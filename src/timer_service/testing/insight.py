@@ -1,0 +1,66 @@
+"""Questions over tenants, for timers in a dictionary."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from timer_service.adapters.insight_pages import bounds_of, page_of
+from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_insight import Place, TimerFilter, TimerPage
+
+
+class MemoryInsight:
+    """The insight into a dictionary."""
+
+    def __init__(self, timers: Mapping[TimerKey, Timer]) -> None:
+        self._timers = timers
+
+    async def page(
+        self, wanted: TimerFilter, limit: int, *, after: Place | None = None, before: Place | None = None
+    ) -> TimerPage:
+        """Look at every timer."""
+        found = self._between(wanted, after, before)
+        return page_of(wanted, found, limit, after=after, before=before)
+
+    async def count(self, wanted: TimerFilter, at_most: int) -> int:
+        """Count them all."""
+        return min(len(self._between(wanted, None, None)), at_most)
+
+    async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
+        """Count each span."""
+        pairs = itertools.pairwise(edges)
+        return [
+            len(self._between(TimerFilter(tenants, since=since, until=until), None, None))
+            for since, until in pairs
+        ]
+
+    async def find(
+        self, service_call_id: ServiceCallId, tenants: frozenset[TenantId] | None, limit: int
+    ) -> Sequence[Timer]:
+        """Look at every timer."""
+        found = [timer for timer in self._timers.values() if timer.service_call_id == service_call_id]
+        seen = [timer for timer in found if tenants is None or timer.tenant_id in tenants]
+        return sorted(seen, key=lambda timer: timer.tenant_id)[:limit]
+
+    async def search(self, tenant_id: TenantId, prefix: str, limit: int) -> Sequence[Timer]:
+        """Look at every timer."""
+        found = [timer for timer in self._timers.values() if timer.tenant_id == tenant_id]
+        named = [timer for timer in found if timer.service_call_id.startswith(prefix)]
+        return sorted(named, key=lambda timer: timer.service_call_id)[:limit]
+
+    async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
+        """Return who has timers."""
+        return sorted({tenant for tenant, _ in self._timers if tenant > (after or "")})[:limit]
+
+    def _between(self, wanted: TimerFilter, after: Place | None, before: Place | None) -> list[Timer]:
+        bounds = bounds_of(wanted, after, before)
+        return [
+            timer
+            for timer in self._timers.values()
+            if timer.state is wanted.state and (timer.due_at is not None or wanted.by_end)
+            if wanted.tenants is None or timer.tenant_id in wanted.tenants
+            if wanted.correlation_id in (None, timer.correlation_id)
+            if bounds.lower is None or wanted.place(timer) > bounds.lower
+            if bounds.upper is None or wanted.place(timer) < bounds.upper
+        ]
