@@ -36,7 +36,7 @@ test-browser: install  ## Use the page in a real Chromium, which it fetches once
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
 
-test-clients: install  ## Build and run the TypeScript client and program, and read docs/asyncapi.yaml; needs node and npm
+test-clients: install  ## Build and run the TypeScript client and program, read docs/asyncapi.yaml, check docs/vectors; needs node and npm
 	$(BIN)/pytest -m clients
 
 check: install  ## Check style, types and imports

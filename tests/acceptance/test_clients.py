@@ -1,4 +1,4 @@
-"""What needs node and npm: the TypeScript client and program, and AsyncAPI's parser.
+"""What needs node and npm: the TypeScript client, alone and beside Python, its program, AsyncAPI's parser.
 
 The program is that of docs/messages.md, run under the permissions that the page shows.
 """
@@ -8,17 +8,24 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+import nats
 import pytest
 
 from tests.support.asyncapi import ASYNCAPI
 from tests.support.broker import NatsServer
 from tests.support.documents import ROOT, marked_blocks
+from tests.support.messages import iso
 from tests.support.patience import PATIENCE_S
 from tests.support.world import World
+from timer_client import Firing, Timers
+from timer_service.testing import START
+from timer_service.testing.kit import running_service
 
 pytestmark = pytest.mark.clients
 
@@ -44,6 +51,21 @@ import { Parser, fromFile } from "@asyncapi/parser";
 const { document, diagnostics } = await fromFile(new Parser(), process.argv[2]).parse();
 const errors = diagnostics.filter(({ severity }) => severity === 0).map(({ message }) => message);
 console.log(JSON.stringify([errors, document?.operations().all().map((each) => each.id())]));
+"""
+DAY = timedelta(days=1)
+YEAR = 365
+CHAIN = """
+import { connect } from "@nats-io/transport-node";
+import { Timers } from "timer-service-client";
+const [servers, prefix, last] = process.argv.slice(2);
+const timers = new Timers(await connect({ servers }), { tenant: "acme", prefix });
+await timers.consume("node", async ({ serviceCallId, at, ...firing }) => {
+  console.log([serviceCallId, firing.dueAt.toISOString(), at.toISOString()].join(" "));
+  const day = Number(serviceCallId.replace("day-", ""));
+  const dueAt = new Date(at.getTime() + 86_400_000);
+  if (day % 2 && day < last) await timers.schedule(`day-${day + 1}`, { dueAt });
+});
+console.log("ready");
 """
 
 
@@ -79,7 +101,7 @@ async def test_the_typescript_program_handles_its_event(project: Path, tmp_path:
     try:
         service = world.service(**SERVICE_LOGIN)
         service.start_ready()
-        with _running(project, broker.url) as program:
+        with _running(project, "program.mjs", broker.url) as program:
             said = await asyncio.to_thread(program.stdout.readline) if program.stdout else ""
         complaints = service.events("broker.error")
     finally:
@@ -108,6 +130,40 @@ async def test_the_typescript_client_passes_its_tests(tmp_path: Path, user: str 
     assert f"# skipped {1 if user else 0}" in said
 
 
+async def test_in_a_year_of_daily_timers_python_and_node_take_turns_to_schedule_the_next(
+    client: Path, shared_broker: NatsServer, prefix: str
+) -> None:
+    """Both get every firing; node schedules after odd days, Python after even ones."""
+    (client / "chain.mjs").write_text(CHAIN)
+    fired: list[str] = []
+    async with (
+        running_service(shared_broker.url, prefix) as virtual,
+        await nats.connect(shared_broker.url) as connection,
+    ):
+        timers = Timers(connection, tenant="acme", prefix=prefix)
+
+        async def again(firing: Firing) -> None:
+            day = int(firing.service_call_id.removeprefix("day-"))
+            fired.append(f"day-{day} {iso(firing.due_at)} {iso(firing.reached_at)}")
+            if day % 2 == 0 and day < YEAR:
+                await timers.schedule(f"day-{day + 1}", firing.reached_at + DAY)
+
+        with _running(client, "chain.mjs", shared_broker.url, prefix, str(YEAR)) as program:
+            assert program.stdout is not None
+            assert await asyncio.to_thread(program.stdout.readline) == "ready\n"
+            async with timers.consume("python", again):
+                started = time.perf_counter()
+                await timers.schedule("day-1", START + DAY)
+                walked = await virtual.walk.advance_to(START + 400 * DAY)
+                print(f"365 daily timers, Python and node in turn, in {time.perf_counter() - started:.2f} s")
+            lines = [await asyncio.to_thread(program.stdout.readline) for _ in range(YEAR)]
+
+    moments = [iso(START + day * DAY) for day in range(1, YEAR + 1)]
+    assert (walked.published, walked.arrived) == (YEAR, True)
+    assert fired == [f"day-{day} {moment} {moment}" for day, moment in enumerate(moments, 1)]
+    assert [line.strip() for line in lines] == fired
+
+
 def test_the_asyncapi_document_is_read_without_an_error(tmp_path: Path) -> None:
     (tmp_path / "package.json").write_text("{}")
     (tmp_path / "parse.mjs").write_text(PARSE)
@@ -120,9 +176,9 @@ def test_the_asyncapi_document_is_read_without_an_error(tmp_path: Path) -> None:
 
 
 @contextmanager
-def _running(folder: Path, url: str) -> Iterator["subprocess.Popen[str]"]:
+def _running(folder: Path, program: str, url: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
-        ["node", "program.mjs"],
+        ["node", program, url, *arguments],
         cwd=folder,
         env={**os.environ, "NATS_URL": url},
         stdout=subprocess.PIPE,

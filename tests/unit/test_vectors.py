@@ -1,4 +1,4 @@
-"""The cases of docs/vectors, which every implementation must pass: our own, and one in another language."""
+"""The cases of docs/vectors, which every implementation must pass: our own, and those in other languages."""
 
 import base64
 import json
@@ -118,13 +118,25 @@ def test_an_event_is_written_as_the_vectors_have_it(case: dict[str, Any]) -> Non
     assert Subjects("timer").event(event.tenant_id, written["type"]) == case["subject"]
 
 
-@pytest.mark.skipif(
-    shutil.which("node") is None, reason="node is not installed: docs/vectors/check.mjs was not run"
-)
-def test_an_implementation_in_javascript_passes_every_vector() -> None:
-    ran = subprocess.run(
-        ["node", "docs/vectors/check.mjs"], cwd=ROOT, capture_output=True, text=True, check=False
+def elsewhere(program: str, *command: str, **marks: Any) -> Any:
+    """An implementation in another language, run where its program is installed."""
+    missing = pytest.mark.skipif(
+        shutil.which(program) is None, reason=f"{program} is not installed: {command[-1]} was not run"
     )
+    return pytest.param(command, id=program, marks=[missing, *marks.values()])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        elsewhere("node", "node", "docs/vectors/check.mjs"),
+        # They take seconds to be compiled: part of `make test-clients`.
+        elsewhere("javac", "java", "docs/vectors/Check.java", marks=pytest.mark.clients),
+        elsewhere("go", "go", "run", "docs/vectors/check.go", marks=pytest.mark.clients),
+    ],
+)
+def test_an_implementation_in_another_language_passes_every_vector(command: tuple[str, ...]) -> None:
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     commands, times = vectors("commands"), vectors("times")
     cases = [
         *(vectors("ids") + vectors("events")),
