@@ -24,6 +24,7 @@ from timer_service.observability.metrics import Metrics
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import GuardedClock
 from timer_service.ports.delivery_store import DeliveryStore
+from timer_service.ports.time_travel import TimeTravel
 from timer_service.ports.timer_store import PatientStore, TimerStore
 from timer_service.senders import open_callback_sender, resealing
 from timer_service.service.run import Service
@@ -75,6 +76,10 @@ class Parts:
     """Where the REST API is served; None listens as the settings say."""
     page_listener: socket.socket | None = None
     """Where the page is served; None listens as the settings say."""
+    is_dev: bool = False
+    """Whether somebody tries the service out."""
+    travel: TimeTravel | None = None
+    """What moves the clock, where that is possible."""
 
 
 REAL_PARTS: Final = Parts()
@@ -151,6 +156,9 @@ def _ways_in(
             explanations=explanations,
             letters=bus.letter_box,
             health=service.health,
+            chance=parts.chance,
+            is_dev=parts.is_dev,
+            travel=parts.travel,
             listener=parts.page_listener,
         )
 

@@ -10,9 +10,12 @@ from typing import Final
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.http.pages.app import Looks, PageApp
+from timer_service.adapters.http.pages.figures import FiguresDesk
 from timer_service.adapters.http.pages.guards import Place
+from timer_service.adapters.http.pages.live import Live
 from timer_service.adapters.http.pages.people import Group, People, Proxies
 from timer_service.adapters.http.pages.routes import Screens, routes
+from timer_service.adapters.http.pages.screens.dev import DevScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.session import SessionScreens
 from timer_service.adapters.http.pages.screens.system import SystemScreen
@@ -29,6 +32,7 @@ from timer_service.explanations import Explanations
 from timer_service.ports.clock import GuardedClock
 from timer_service.ports.health import Health
 from timer_service.ports.letter_box import LetterBox
+from timer_service.ports.time_travel import TimeTravel
 from timer_service.stores import OpenedStore
 from timer_service.timers import Timers
 
@@ -49,6 +53,10 @@ class PageParts:
     health: Callable[[], Health]
     clock: GuardedClock
     elapsed_s: Callable[[], float]
+    chance: Callable[[], float]
+    is_dev: bool = False
+    travel: TimeTravel | None = None
+    """What moves the clock, if somebody may."""
     listener: socket.socket | None = None
 
 
@@ -58,18 +66,23 @@ async def page(settings: Settings, parts: PageParts) -> AsyncIterator[None]:
     people = _people(settings, parts)
     await _refuse_to_be_closed_to_all(settings, parts, people)
     listener = parts.listener or listen(settings.page_host, settings.page_port, remedy=REMEDY)
-    app = build_page(settings, parts, people)
-    async with serving_api(app, listener, MAX_CONNECTIONS):
+    live = Live(_desk(parts), parts.chance)
+    app = build_page(settings, parts, people, live)
+    # The streams end inside: a server that stops waits for what is open.
+    async with serving_api(app, listener, MAX_CONNECTIONS), live.running():
         yield
 
 
-def build_page(settings: Settings, parts: PageParts, people: People | None = None) -> PageApp:
+def build_page(
+    settings: Settings, parts: PageParts, people: People | None = None, live: Live | None = None
+) -> PageApp:
     """Return the application, which knows no port."""
     people = people or _people(settings, parts)
-    insight = parts.opened.store.insight
+    insight, desk = parts.opened.store.insight, _desk(parts)
+    live = live or Live(desk, parts.chance)
     screens = Screens(
         session=SessionScreens(people),
-        now=NowScreen(parts.timers, parts.health),
+        now=NowScreen(desk, live, parts.health),
         timers=TimersScreen(insight),
         timer=TimerScreen(parts.timers, parts.deliveries),
         tenants=TenantsScreen(insight),
@@ -80,9 +93,16 @@ def build_page(settings: Settings, parts: PageParts, people: People | None = Non
             settings.store_name,
             lambda: parts.clock.held_step_s,
         ),
+        dev=DevScreen(parts.timers, insight, parts.travel) if parts.is_dev else None,
     )
-    looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance)
+    is_virtual = parts.travel is not None
+    looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)
     return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks)
+
+
+def _desk(parts: PageParts) -> FiguresDesk:
+    insight = parts.opened.store.insight
+    return FiguresDesk(parts.timers, insight, parts.health, parts.clock.now, parts.elapsed_s)
 
 
 def _place(settings: Settings) -> Place:

@@ -164,7 +164,8 @@ async def _serve(
     opening = open_service if mode is None or mode.is_usual else mode.open_service
 
     async def serve() -> None:
-        parts = Parts(listener=listeners[0], api_listener=listeners[1], page_listener=listeners[2])
+        health, api, page = listeners
+        parts = Parts(listener=health, api_listener=api, page_listener=page, is_dev=mode is not None)
         async with opening(settings, instance, parts) as service:
             started.set()
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)

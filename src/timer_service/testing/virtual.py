@@ -1,10 +1,11 @@
 """The service on a virtual clock: everything else about it is real."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Final
 
 import nats
 from nats.aio.client import Client
@@ -13,6 +14,7 @@ from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.sink import NatsEventSink
 from timer_service.bootstrap import REAL_PARTS, Parts, open_service
 from timer_service.config import Settings, nats_connect_options
+from timer_service.ports.time_travel import Travelled
 from timer_service.service.run import Service
 from timer_service.stores import OpenedStore, Store
 from timer_service.testing.api_keys import MemoryApiKeys
@@ -22,7 +24,10 @@ from timer_service.testing.secrets import MemorySecretStore
 from timer_service.testing.settling import Settling
 from timer_service.testing.store import MemoryTimerStore
 from timer_service.testing.virtual_clock import VirtualClock
-from timer_service.testing.walk import USUAL_LIMITS, Walk, WalkLimits
+from timer_service.testing.walk import USUAL_LIMITS, NotSettled, Walk, Walked, WalkLimits
+
+MAX_TRAVEL_S: Final = 5.0
+"""Of real time for one form of the page: it then shows how far time has come."""
 
 
 def in_memory(parts: Parts = REAL_PARTS) -> Parts:
@@ -78,14 +83,40 @@ async def open_virtual_service(
             opened.append(store.store)
             yield store
 
-    virtual = replace(_on(clock, parts, hostile_delivery=hostile_delivery), open_store=open_and_keep)
+    travel = _Travel()
+    virtual = _on(clock, parts, hostile_delivery=hostile_delivery)
+    virtual = replace(virtual, open_store=open_and_keep, travel=travel)
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(open_service(settings, instance, virtual))
         client = await stack.enter_async_context(_connection(settings))
         settling = Settling(client, settings.subject_prefix, opened[0], clock)
         walk = Walk(clock, settling, lambda: service.health().problems, limits)
+        travel.walk = walk
         await stack.enter_async_context(clock_requests(client, settings.subject_prefix, walk))
         yield VirtualService(service, walk, opened[0])
+
+
+class _Travel:
+    """Moves the clock for the page, which is there before the walk is."""
+
+    walk: Walk | None = None
+
+    async def go_to(self, target: datetime) -> Travelled:
+        """Go from due time to due time until the target, or for some seconds of real time."""
+        return await self._go(lambda walk: walk.advance_to(target, MAX_TRAVEL_S))
+
+    async def go_to_next(self) -> Travelled:
+        """Go to the next due time."""
+        return await self._go(Walk.advance_to_next)
+
+    async def _go(self, step: Callable[[Walk], Awaitable[Walked]]) -> Travelled:
+        if self.walk is None:
+            raise ValueError("the service has not started yet: try again in a moment")
+        try:
+            walked = await step(self.walk)
+        except NotSettled as failure:
+            raise ValueError(str(failure)) from failure
+        return Travelled(walked.now, walked.published, walked.arrived)
 
 
 @asynccontextmanager

@@ -54,7 +54,8 @@ class Looks:
     title: str = "timer-service"
     colour: str = "teal"
     instance: str = ""
-    is_dev: bool = False
+    is_virtual: bool = False
+    """Whether time stands until somebody moves it."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from timer_service.adapters.http.pages.look import choose_look
+from timer_service.adapters.http.pages.screens.dev import DevScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.session import SessionScreens
 from timer_service.adapters.http.pages.screens.system import SystemScreen
@@ -24,12 +25,15 @@ class Screens:
     timer: TimerScreen
     tenants: TenantsScreen
     system: SystemScreen
+    dev: DevScreen | None = None
+    """Only where somebody tries the service out."""
 
 
 def routes(screens: Screens) -> Sequence[Route]:
     """Return the table of all addresses; the order of those with a name is that of the navigation."""
     return (
         Route("", screens.now.show, Scope.READ, nav="Now"),
+        Route("live", screens.now.live, Scope.READ),
         Route("timers", screens.timers.show, Scope.READ, nav="Timers"),
         Route("find", screens.timers.find, Scope.READ),
         Route("timer", screens.timer.show, Scope.READ),
@@ -47,8 +51,17 @@ def routes(screens: Screens) -> Sequence[Route]:
             "POST",
             all_tenants=True,
         ),
+        *(() if screens.dev is None else _dev_routes(screens.dev)),
         Route("login", screens.session.show, None),
         Route("login", screens.session.log_in, None, "POST"),
         Route("logout", screens.session.log_out, None, "POST"),
         Route("look", choose_look, None, "POST"),
+    )
+
+
+def _dev_routes(dev: DevScreen) -> Sequence[Route]:
+    return (
+        Route("dev", dev.show, Scope.READ, all_tenants=True, nav="Dev"),
+        Route("move-clock", dev.move_clock, Scope.ADMIN, "POST", all_tenants=True),
+        Route("schedule", dev.schedule, Scope.WRITE, "POST", all_tenants=True),
     )

@@ -1,0 +1,160 @@
+"""The figures of the first screen, measured once for all who see the same tenants."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from timer_service.adapters.http.pages.render import late, number, span
+from timer_service.domain.messages import TenantId
+from timer_service.domain.timer import Timer, TimerState
+from timer_service.ports.health import Health, Recent
+from timer_service.ports.timer_insight import TimerFilter, TimerInsight
+from timer_service.timers import Timers
+
+FRESH_S: Final = 0.9
+"""Figures that were measured so lately are shown again, however many look."""
+FRESH_LISTS_S: Final = 5.0
+MAX_COUNTED: Final = 10_000
+MAX_CACHED: Final = 100
+LISTED: Final = 10
+MINUTES: Final = 60
+MINUTE: Final = timedelta(minutes=1)
+
+_UNKNOWN: Final = Recent(0.0, 0.0, None, None)
+
+Tenants = frozenset[TenantId] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How much there is, and how fast and how late it goes."""
+
+    sentence: str
+    is_well: bool
+    pending: int
+    overdue: int
+    oldest_overdue_s: float
+    recent: Recent | None
+    """Of the whole service; None for those who do not see all of it."""
+    is_capped: bool = False
+
+    def texts(self) -> dict[str, str]:
+        """Return each figure as it is shown."""
+        recent = self.recent or _UNKNOWN
+        return {
+            "sentence": self.sentence,
+            "pending": self._count(self.pending),
+            "overdue": self._count(self.overdue),
+            "oldestOverdue": span(self.oldest_overdue_s) if self.oldest_overdue_s else "–",
+            "commandsPerS": number(recent.commands_per_s, 1),
+            "firedPerS": number(recent.fired_per_s, 1),
+            "lateP50": late(recent.lateness_p50_s),
+            "lateP99": late(recent.lateness_p99_s),
+        }
+
+    def _count(self, count: int) -> str:
+        return f"≥ {number(count)}" if self.is_capped and count == MAX_COUNTED else number(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """What comes next, what came last, and how much comes in each minute of the next hour."""
+
+    next_due: Sequence[Timer]
+    last_fired: Sequence[Timer]
+    load: Sequence[int]
+    load_from: datetime
+
+
+class FiguresDesk:
+    """Measures, and remembers for a moment."""
+
+    def __init__(
+        self,
+        timers: Timers,
+        insight: TimerInsight,
+        health: Callable[[], Health],
+        now: Callable[[], datetime],
+        elapsed_s: Callable[[], float],
+    ) -> None:
+        self._timers = timers
+        self._insight = insight
+        self._health = health
+        self._now = now
+        self._elapsed_s = elapsed_s
+        self._figures: dict[Tenants, tuple[float, Figures]] = {}
+        self._lists: dict[Tenants, tuple[float, datetime, Lists]] = {}
+
+    async def figures(self, tenants: Tenants) -> Figures:
+        """Return the figures of some tenants. Raises TransientError."""
+        known = self._figures.get(tenants)
+        if known is not None and self._elapsed_s() - known[0] < FRESH_S:
+            return known[1]
+        figures = await (self._of_all() if tenants is None else self._of_some(tenants))
+        _keep(self._figures, tenants, (self._elapsed_s(), figures))
+        return figures
+
+    async def lists(self, tenants: Tenants) -> Lists:
+        """Return what is listed for some tenants. Raises TransientError."""
+        now, known = self._now(), self._lists.get(tenants)
+        # By the service's clock as well, which somebody may have moved.
+        if known is not None and self._elapsed_s() - known[0] < FRESH_S and known[1] == now:
+            return known[2]
+        edges = [now + minute * MINUTE for minute in range(MINUTES + 1)]
+        due = await self._insight.page(TimerFilter(tenants), LISTED)
+        fired = await self._last_fired(tenants)
+        known_load = known is not None and self._elapsed_s() - known[0] < FRESH_LISTS_S
+        load = known[2] if known is not None and known_load and now - known[1] < MINUTE / 6 else None
+        counts, since = (
+            (await self._insight.load(edges, tenants), now) if load is None else (load.load, load.load_from)
+        )
+        lists = Lists(due.timers, fired, counts, since)
+        _keep(self._lists, tenants, (self._elapsed_s(), now, lists))
+        return lists
+
+    async def _last_fired(self, tenants: Tenants) -> Sequence[Timer]:
+        reached = TimerFilter(tenants, TimerState.REACHED)
+        return (await self._insight.page(reached, LISTED)).timers
+
+    async def _of_all(self) -> Figures:
+        status, health = await self._timers.status(), self._health()
+        return Figures(
+            sentence=_sentence(health, status.overdue),
+            is_well=not health.problems and health.stuck is None,
+            pending=status.pending,
+            overdue=status.overdue,
+            oldest_overdue_s=status.oldest_overdue_s,
+            recent=status.recent,
+        )
+
+    async def _of_some(self, tenants: frozenset[TenantId]) -> Figures:
+        now, health = self._now(), self._health()
+        overdue = await self._insight.count(TimerFilter(tenants, until=now), MAX_COUNTED)
+        oldest = (await self._insight.page(TimerFilter(tenants, until=now), 1)).timers
+        since = oldest[0].due_at if oldest else None
+        return Figures(
+            sentence=_sentence(health, overdue),
+            is_well=not health.problems and health.stuck is None,
+            pending=await self._insight.count(TimerFilter(tenants), MAX_COUNTED),
+            overdue=overdue,
+            oldest_overdue_s=0.0 if since is None else (now - since).total_seconds(),
+            recent=None,
+            is_capped=True,
+        )
+
+
+def _keep(cache: dict[Tenants, Any], key: Tenants, value: Any) -> None:
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[key] = value
+
+
+def _sentence(health: Health, overdue: int) -> str:
+    if health.stuck is not None:
+        return f"The worker is stuck: it {health.stuck}. Restart the service."
+    if health.problems:
+        return "Timers wait: " + "; ".join(f"{part}: {text}" for part, text in health.problems.items())
+    if overdue:
+        return f"All parts work; {overdue:,} timers are due and on their way."
+    return "All is well: nothing is overdue."

@@ -1,0 +1,107 @@
+"""Live numbers: one task measures for all who watch, and sleeps while nobody does."""
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from timer_service.adapters.http.pages.figures import Figures, FiguresDesk, Tenants
+from timer_service.adapters.http.pages.visit import PageError, Stream
+from timer_service.domain.errors import TransientError
+from timer_service.waiting import Over, owned, unless
+
+TICK_S: Final = 1.0
+SAMPLE_S: Final = 60.0
+KEPT_SAMPLES: Final = 60
+MAX_STREAMS: Final = 50
+QUIET_TICKS: Final = 15
+"""So many ticks without news before a comment is sent: proxies close what is silent."""
+MIN_RETRY_MS: Final = 1_000
+MAX_RETRY_MS: Final = 5_000
+
+Measured = Mapping[str, str]
+
+
+class Live:
+    """Numbers and text for whoever watches, and an hour of them."""
+
+    def __init__(self, desk: FiguresDesk, chance: Callable[[], float]) -> None:
+        self._desk = desk
+        self._chance = chance
+        self.history: deque[Figures] = deque(maxlen=KEPT_SAMPLES)
+        self._watched: Counter[Tenants] = Counter()
+        self._frames: dict[Tenants, Measured] = {}
+        self._wanted = asyncio.Event()
+        self._ticked = asyncio.Event()
+        self._over = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Measure for as long as the context lasts; then every stream ends at once."""
+        async with owned(self._sample(), self._broadcast()):
+            try:
+                yield
+            finally:
+                self._over.set()
+
+    def stream(self, tenants: Tenants) -> Stream:
+        """Return the stream of those who see these tenants."""
+        if self._watched.total() >= MAX_STREAMS:
+            raise PageError(503, "Too many streams are open: reload by hand.", {"retry-after": "5"})
+        return Stream(lambda send: self._send(tenants, send))
+
+    async def _send(self, tenants: Tenants, send: Callable[[bytes], Awaitable[None]]) -> None:
+        # Chance, so that after a restart not all come back in the same moment.
+        retry_ms = MIN_RETRY_MS + round(self._chance() * (MAX_RETRY_MS - MIN_RETRY_MS))
+        await send(f"retry: {retry_ms}\n\n".encode())
+        self._watched[tenants] += 1
+        self._wanted.set()
+        sent: Measured = {}
+        quiet = 0
+        try:
+            while True:
+                await unless(self._over, _set(self._ticked))
+                frame = self._frames.get(tenants, {})
+                news = {name: text for name, text in frame.items() if sent.get(name) != text}
+                quiet = 0 if news else quiet + 1
+                if news:
+                    await send(f"data: {json.dumps(news, ensure_ascii=False)}\n\n".encode())
+                elif quiet % QUIET_TICKS == 0:
+                    await send(b":\n\n")
+                sent = frame
+        except Over:
+            pass
+        finally:
+            self._watched[tenants] -= 1
+            if not self._watched[tenants]:
+                del self._watched[tenants]
+
+    async def _broadcast(self) -> None:
+        while True:
+            if not self._watched:
+                self._wanted.clear()
+                await self._wanted.wait()
+            self._frames = {tenants: await self._measure(tenants) for tenants in list(self._watched)}
+            self._ticked.set()
+            self._ticked = asyncio.Event()
+            await asyncio.sleep(TICK_S)
+
+    async def _measure(self, tenants: Tenants) -> Measured:
+        try:
+            return (await self._desk.figures(tenants)).texts()
+        except TransientError as error:
+            return {"sentence": f"The store does not answer: {error.public}."}
+
+    async def _sample(self) -> None:
+        while True:
+            try:
+                self.history.append(await self._desk.figures(None))
+            except TransientError:
+                pass  # The line has a gap.
+            await asyncio.sleep(SAMPLE_S)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

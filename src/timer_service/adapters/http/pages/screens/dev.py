@@ -1,0 +1,84 @@
+"""Dev: move the virtual clock, see what fires, schedule something. Only in `timer-service dev`."""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from timer_client import wire
+from timer_service.adapters.http.pages.places import read_moment
+from timer_service.adapters.http.pages.rows import timer_row
+from timer_service.adapters.http.pages.screens.timer import read_due
+from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
+from timer_service.domain.messages import CorrelationId, ScheduleTimer, ServiceCallId, TenantId
+from timer_service.domain.timer import TimerState
+from timer_service.ports.time_travel import TimeTravel
+from timer_service.ports.timer_insight import TimerFilter, TimerInsight
+from timer_service.timers import NEWEST, Timers
+
+TAPE: Final = 30
+STEPS: Final = {"1s": 1, "1min": 60, "1h": 3_600, "1d": 86_400}
+
+
+class DevScreen:
+    """For those who try the service out."""
+
+    def __init__(self, timers: Timers, insight: TimerInsight, travel: TimeTravel | None) -> None:
+        self._timers = timers
+        self._insight = insight
+        self._travel = travel
+
+    async def show(self, visit: Visit) -> Screen:
+        """Show the clock, what comes next and the tape of what fired."""
+        pending = await self._insight.page(TimerFilter(), 10)
+        tape = await self._insight.page(TimerFilter(state=TimerState.REACHED), TAPE)
+        model = {
+            "is_virtual": self._travel is not None,
+            "steps": list(STEPS),
+            "clock": visit.now,
+            "next_due": [timer_row(timer) for timer in pending.timers],
+            "tape": [timer_row(timer) for timer in tape.timers],
+        }
+        command = "timer-service clock advance --next" if self._travel else "timer-service watch"
+        return Screen("dev.html", model, "Dev", command)
+
+    async def move_clock(self, visit: Visit) -> Redirect:
+        """Step, jump to the next due time, or run until a moment."""
+        if self._travel is None:
+            raise PageError(409, "Only `timer-service dev --clock virtual` has a clock to move.")
+        step, until = visit.field("step"), visit.field("until")
+        try:
+            if step == "next":
+                await self._travel.go_to_next()
+            else:
+                await self._travel.go_to(_target(step, until, visit))
+        except ValueError as error:
+            raise PageError(409, str(error)) from error
+        return Redirect(address("dev", done="moved"))
+
+    async def schedule(self, visit: Visit) -> Redirect:
+        """Schedule a timer."""
+        tenant, name = visit.field("tenant").strip(), visit.field("id").strip()
+        correlation = visit.field("correlation").strip() or None
+        if not wire.is_tenant_id(tenant):
+            raise PageError(400, f"The tenant must be {wire.TENANT_RULE}.")
+        if not wire.is_service_call_id(name):
+            raise PageError(400, "An id has 1 to 255 characters, none of them white space or control.")
+        if correlation is not None and not wire.is_correlation_id(correlation):
+            raise PageError(400, "A correlation id has 1 to 255 characters, none of them control.")
+        settled = await self._timers.carry_out(
+            ScheduleTimer(
+                TenantId(tenant),
+                ServiceCallId(name),
+                read_due(visit),
+                None if correlation is None else CorrelationId(correlation),
+                NEWEST,
+            )
+        )
+        return Redirect(address("dev", done=settled.outcome.value))
+
+
+def _target(step: str, until: str, visit: Visit) -> datetime:
+    if step in STEPS:
+        return visit.now + timedelta(seconds=STEPS[step])
+    if not until.strip():
+        raise PageError(400, "Say how far: a step, the next due time, or a moment.")
+    return read_moment(until, visit.look.zone)
