@@ -4,6 +4,7 @@ A batch goes into a statement as one JSON text. SQLite then works it off in one 
 with a step for each row the two would wait for each other at every row.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from timer_service.adapters import rows
@@ -16,13 +17,21 @@ FROM json_each(?) AS wanted
 CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
 """  # noqa: S608 - the column list is a constant
 
-# Rows as the domain's rules left them.
-SAVE: Final = f"""
-INSERT INTO timer_schedules ({rows.TIMER_COLUMNS})
-SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(rows.COLUMNS))}
+
+def save(columns: Sequence[str]) -> str:
+    """Return the statement that keeps rows of these columns, and the defaults of the table in all others."""
+    return f"""
+INSERT INTO timer_schedules ({", ".join(columns)})
+SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(columns))}
 FROM json_each(?) WHERE true
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
 """  # noqa: S608
+
+
+# Rows as the domain's rules left them. SQLite looks up each value of a row anew, the later ones the slower:
+# a timer without a past, which is most of them, is saved by its first columns in half the time.
+SAVE: Final = save(list(rows.COLUMNS))
+SAVE_FEW: Final = save(list(rows.COLUMNS)[: rows.FEW])
 
 NEXT_DUE: Final = """
 SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > ?
