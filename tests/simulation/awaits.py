@@ -75,11 +75,11 @@ class Place:
     column: int
 
 
-def all_places() -> dict[Place, str]:
+def all_places(package: Path = PACKAGE, watched: Iterable[str] = WATCHED) -> dict[Place, str]:
     """Return every place in the watched modules, with its source."""
     places: dict[Place, str] = {}
-    for module in WATCHED:
-        text = (PACKAGE / module).read_text("utf-8")
+    for module in watched:
+        text = (package / module).read_text("utf-8")
         lines = text.splitlines()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor) and not _sets_a_limit(node):
@@ -97,16 +97,18 @@ def _sets_a_limit(node: ast.AST) -> bool:
 
 def places_of(tasks: Iterable["asyncio.Task[Any]"]) -> set[Place]:
     """Return every place at which one of the tasks waits now."""
-    return {
-        place
-        for task in tasks
-        if not task.done()
-        for frame in _frames(task.get_coro())
-        if (place := _place(frame.f_code, frame.f_lasti)) is not None
-    }
+    return {place for task in tasks if not task.done() for place in places_in(task.get_coro())}
 
 
-def _frames(waiting: Any) -> Iterator[types.FrameType]:
+def places_in(waiting: Any, package: Path = PACKAGE) -> Iterator[Place]:
+    """Yield every place at which a coroutine waits now: its own, and those of what it waits for."""
+    for frame in frames_of(waiting):
+        place = _place(frame.f_code, frame.f_lasti, package)
+        if place is not None:
+            yield place
+
+
+def frames_of(waiting: Any) -> Iterator[types.FrameType]:
     """Follow what a coroutine waits for, down to the future at the end."""
     while waiting is not None:
         if isinstance(waiting, types.CoroutineType):
@@ -130,12 +132,12 @@ def _frames(waiting: Any) -> Iterator[types.FrameType]:
 
 
 @cache
-def _place(code: types.CodeType, last_instruction: int) -> Place | None:
+def _place(code: types.CodeType, last_instruction: int, package: Path) -> Place | None:
     path = Path(code.co_filename)
-    if not path.is_relative_to(PACKAGE):
+    if not path.is_relative_to(package):
         return None
     positions = list(code.co_positions())
     line, _, column, _ = positions[last_instruction // 2]
     if line is None or column is None:
         return None
-    return Place(path.relative_to(PACKAGE).as_posix(), line, column)
+    return Place(path.relative_to(package).as_posix(), line, column)

@@ -3,6 +3,7 @@
 from timer_client.flows.flows import Flows
 from timer_client.flows.journal import Journal
 from timer_client.flows.model import FlowError, RunNotFound, RunState, RunView, StepFailed, Suspension
+from timer_client.flows.postgres import PostgresJournal
 from timer_client.flows.run import Run
 from timer_client.flows.sqlite import MemoryJournal, SqliteJournal
 from timer_client.flows.statements import TABLES
@@ -14,6 +15,7 @@ __all__ = [
     "Flows",
     "Journal",
     "MemoryJournal",
+    "PostgresJournal",
     "Run",
     "RunNotFound",
     "RunState",

@@ -4,15 +4,16 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from timer_client.errors import TimerError
 from timer_client.flows import statements
 from timer_client.flows.journal import Journal
 from timer_client.flows.model import FlowError, RunState, RunView, Wake
-from timer_client.flows.reconcile import reconcile_often
+from timer_client.flows.reconcile import reconcile_often, service_time_ms
 from timer_client.flows.run import EPOCH
 from timer_client.flows.values import ANYTHING, Value, returned_by, taken_by
 from timer_client.flows.worker import Worker
@@ -41,10 +42,6 @@ class Flow:
     takes: Value
     result: Value
     retry_delays: Sequence[timedelta]
-
-    def arguments(self, text: str) -> list[Any]:
-        """Return what the function is called with, beside its run."""
-        return [self.takes.read(text)]
 
 
 class Flows:
@@ -153,23 +150,23 @@ class Flows:
     ) -> AsyncIterator[Worker]:
         """Go on with runs while inside the block; at its end, wait for steps under way, not for sleeps."""
         worker = Worker(self)
-        async with (
-            asyncio.TaskGroup() as tasks,
-            self.timers.consume(
-                f"flow-{self.name}",
-                worker.handle,
-                concurrency=concurrency,
-                prefetch=concurrency,
-                ack_wait=ack_wait,
-                grace=grace,
-            ),
+        with suppress(TimerError):  # Without it the first events say what time it is.
+            worker.learn(await service_time_ms(self), is_news=True)
+        async with self.timers.consume(
+            f"flow-{self.name}",
+            worker.handle,
+            concurrency=concurrency,
+            prefetch=concurrency,
+            ack_wait=ack_wait,
+            grace=grace,
         ):
-            reconciling = tasks.create_task(reconcile_often(self, worker))
+            reconciling = asyncio.ensure_future(reconcile_often(self, worker))
             try:
                 yield worker
             finally:
                 worker.is_stopping = True
                 reconciling.cancel()
+                await asyncio.wait({reconciling})
 
     async def arm(self, run_id: str, wakes: Sequence[Wake]) -> None:
         """Schedule timers of a run; those that are there already stay as they are."""

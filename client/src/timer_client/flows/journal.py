@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from timer_client.flows import statements
-from timer_client.flows.model import Hold, Memo
+from timer_client.flows.model import FlowError, Hold, Memo
 from timer_client.flows.statements import Work
 
 T = TypeVar("T")
@@ -48,3 +48,9 @@ def settle_now(work: Work[T], run: Callable[..., Awaitable[statements.Rows]]) ->
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise AssertionError("a statement had to be waited for")
+
+
+def check_tables(error: Exception) -> None:
+    """Raise FlowError that says what to do if an error is that of missing tables."""
+    if getattr(error, "sqlstate", "") == "42P01" or "no such table: flow_" in str(error):
+        raise FlowError("the tables of the journal are missing: await journal.migrate() at start") from error

@@ -76,6 +76,17 @@ class Wake(NamedTuple):
     due_ms: int
 
 
+class Delivered(NamedTuple):
+    """A wake-up as it came from the broker."""
+
+    number: int
+    delivery: int
+    """How often it was delivered so far."""
+    reached_ms: int
+    epoch: int | None = None
+    """That of the worker which holds it and looks again."""
+
+
 class Hold(NamedTuple):
     """A run in the hands of one worker; what that worker records counts while the epoch is its own."""
 

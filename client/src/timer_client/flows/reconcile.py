@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from timer_client.errors import TimerNotFound
@@ -37,20 +37,21 @@ async def reconcile_often(flows: "Flows", worker: "Worker") -> None:
 
 async def reconcile(flows: "Flows", worker: "Worker") -> int:
     """Wake the oldest runs that are overdue and have no timer; return how many."""
-    now_ms = milliseconds(await service_time(flows))
+    now_ms = await service_time_ms(flows)
+    worker.learn(now_ms, is_news=True)
     for hold in list(worker.in_hand):
         await flows.journal.commit(statements.look_later(hold.scope, hold.id, hold.epoch, now_ms + HELD_MS))
     found = await flows.journal.commit(statements.overdue(flows.scope, now_ms - GRACE_MS, MAX_RUNS))
     return sum([await _mend(flows, run, now_ms) for run in found])
 
 
-async def service_time(flows: "Flows") -> datetime:
+async def service_time_ms(flows: "Flows") -> int:
     """Ask the service what time it is: a timer that it schedules for us says so."""
     probe = f"flow/{flows.name}/clock"
     decision = await flows.timers.schedule(probe, _FAR, confirm=True)
     await flows.timers.cancel(probe, confirm=True)
     assert decision.timer.due_at is not None
-    return decision.timer.due_at - _FAR
+    return milliseconds(decision.timer.due_at - _FAR)
 
 
 async def _mend(flows: "Flows", run: Overdue, now_ms: int) -> bool:

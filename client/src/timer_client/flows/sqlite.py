@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from timer_client.flows import statements
-from timer_client.flows.journal import settle, settle_now
+from timer_client.flows.journal import check_tables, settle, settle_now
 from timer_client.flows.model import FlowError, Hold, Memo
 from timer_client.flows.statements import Rows, Work
 
@@ -39,11 +39,12 @@ class SqliteJournal:
         self._thread = ThreadPoolExecutor(1, "flow-journal")
         self._waiting: deque[Waiting] = deque()
         self._turns: deque[asyncio.Future[None]] = deque()
-        self._is_busy = False
+        self._is_busy = self._is_closed = False
         self._performing: asyncio.Task[Any] | None = None
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, once what is under way has ended; what was not begun never is."""
+        self._is_closed = True
         self._thread.shutdown()
         self._connection.close()
 
@@ -60,7 +61,11 @@ class SqliteJournal:
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, result))
         self._go_on()
-        return await result
+        try:
+            return await result
+        except sqlite3.OperationalError as error:
+            check_tables(error)
+            raise
 
     async def perform(self, hold: Hold, effect: Callable[[Any], Awaitable[list[Memo]]]) -> None:
         """Commit a worker's effect and its memos together; others wait meanwhile."""
@@ -96,7 +101,7 @@ class SqliteJournal:
 
     def _go_on(self) -> None:
         """Begin with what waits, unless something is under way."""
-        if self._is_busy or not (self._turns or self._waiting):
+        if self._is_busy or self._is_closed or not (self._turns or self._waiting):
             return
         self._is_busy = True
         if self._turns:
@@ -117,7 +122,7 @@ class SqliteJournal:
                     outcomes.append((future, settle_now(work, partial(_fetch, connection)), None))
                 except Exception as error:
                     connection.execute("ROLLBACK TO one")
-                    outcomes.append((future, None, _explained(error)))
+                    outcomes.append((future, None, error))
                 connection.execute("RELEASE one")
             connection.execute("COMMIT")
         finally:
@@ -166,9 +171,3 @@ async def _fetch(connection: Any, statement: str, *parameters: object) -> Rows:
     if not inspect.isawaitable(cursor):
         return cursor.fetchall()  # type: ignore[no-any-return]
     return await (await cursor).fetchall()  # type: ignore[no-any-return]
-
-
-def _explained(error: Exception) -> Exception:
-    if "no such table: flow_" in str(error):
-        return FlowError(f"the tables of the journal are missing: await journal.migrate() at start ({error})")
-    return error

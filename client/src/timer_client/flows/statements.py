@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from timer_client.errors import Fenced
 from timer_client.flows.model import (
     Change,
+    Delivered,
     FlowError,
     Hold,
     Left,
@@ -33,6 +34,7 @@ class _Row(NamedTuple):
     wake: int
     kick: int | None
     in_hand: int | None
+    delivery: int | None
     epoch: int
     woken: int
     due_ms: int | None
@@ -67,6 +69,7 @@ CREATE TABLE IF NOT EXISTS flow_runs (
     wake integer NOT NULL DEFAULT 0,
     kick integer,
     in_hand integer,
+    delivery integer,
     epoch integer NOT NULL DEFAULT 0,
     woken integer NOT NULL DEFAULT 0,
     due_ms bigint,
@@ -98,7 +101,7 @@ AT_ONCE_MS: Final = 0
 _RUN: Final = "scope = $1 AND id = $2"
 _STEPS: Final = "scope = $1 AND run_id = $2"
 _FIND: Final = f"""\
-SELECT flow, version, state, input, attempts, wake, kick, in_hand, epoch, woken, due_ms
+SELECT flow, version, state, input, attempts, wake, kick, in_hand, delivery, epoch, woken, due_ms
 FROM flow_runs WHERE {_RUN} FOR UPDATE"""  # noqa: S608 - no input, here and below
 _START: Final = """\
 INSERT INTO flow_runs (scope, id, flow, version, state, input, kick, due_ms)
@@ -108,8 +111,8 @@ _WAKE_STEPS: Final = f"""\
 UPDATE flow_steps SET done = 1, value = CASE kind WHEN 'sleep' THEN CAST($4 - due_ms AS text) END
 WHERE {_STEPS} AND done = 0 AND (wake = $3 OR due_ms <= $4) RETURNING name"""  # noqa: S608
 _TAKE: Final = f"""\
-UPDATE flow_runs SET state = 'Running', in_hand = $3, epoch = epoch + 1, kick = NULL, due_ms = $4
-WHERE {_RUN}"""  # noqa: S608
+UPDATE flow_runs SET state = 'Running', in_hand = $3, delivery = $4, epoch = epoch + 1, kick = NULL,
+due_ms = $5 WHERE {_RUN}"""  # noqa: S608
 _ABSORB: Final = f"UPDATE flow_runs SET woken = woken + 1, kick = NULL WHERE {_RUN}"  # noqa: S608
 _MEMOS: Final = f"SELECT name, kind, wake, due_ms, done, value FROM flow_steps WHERE {_STEPS}"  # noqa: S608
 _PENDING: Final = f"""\
@@ -180,29 +183,35 @@ def start(scope: str, run_id: str, flow: str, version: int, value: str) -> Work[
     return False, run.kicked
 
 
-def take(
-    scope: str, run_id: str, wake: int, reached_ms: int, until_ms: int, known: Names, *, again: bool
-) -> Work[Taken | Left]:
+def take(scope: str, run_id: str, wake: Delivered, until_ms: int, known: Names) -> Work[Taken | Left]:
     """Take a run in hand for one wake-up, unless another worker has it or there is nothing to do."""
     rows = yield _FIND, scope, run_id
     if not rows:
         return Left(is_known=False)
     run = _Row(*rows[0])
-    if run.has_ended or (run.in_hand == wake and not again):
+    is_ours = run.in_hand == wake.number and run.epoch == wake.epoch
+    if run.has_ended or (run.in_hand == wake.number and not is_ours and _is_old(run, wake)):
         return Left()
     if (run.flow, run.version) not in known:
         return Left(unknown_flow=f"{run.flow} version {run.version}")
-    marked = yield _WAKE_STEPS, scope, run_id, wake, reached_ms
-    if not marked and run.kick is None and run.in_hand != wake:
+    marked = yield _WAKE_STEPS, scope, run_id, wake.number, wake.reached_ms
+    if not marked and run.kick is None and run.in_hand != wake.number:
         return Left(pending=(yield from _pending(scope, run_id, run)))
-    if run.in_hand not in (None, wake):
+    if run.in_hand not in (None, wake.number):
         # Its holder looks again before it lets go.
         yield _ABSORB, scope, run_id
         return Left()
-    yield _TAKE, scope, run_id, wake, until_ms
+    yield _TAKE, scope, run_id, wake.number, wake.delivery, until_ms
     memos = [Memo(*row) for row in (yield _MEMOS, scope, run_id)]
     hold = Hold(scope, run_id, run.epoch + 1, run.woken)
     return Taken(hold, run.flow, run.version, run.input, run.wake, run.attempts, memos)
+
+
+def _is_old(run: _Row, wake: Delivered) -> bool:
+    """Return whether a wake-up in hand has come as a copy; raise Fenced if it was delivered again since."""
+    if wake.delivery < (run.delivery or 0):
+        raise Fenced(f"wake-up {wake.number} was delivered again, and another worker has it")
+    return wake.delivery == run.delivery
 
 
 def save(hold: Hold, memos: Sequence[Memo], change: Change | None = None) -> Work[bool]:

@@ -24,7 +24,9 @@ class Value:
         """Write a value; raise FlowError for one that is too large or could not be read back."""
         try:
             plain = self._adapter.dump_python(value, mode="json", warnings="error")
-            text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+            # What JSON has no number for would be read back as nothing.
+            json.dumps(self._adapter.dump_python(value), default=str, skipkeys=True, allow_nan=False)
             size = len(text.encode())
             if size <= MAX_VALUE_BYTES:
                 self._adapter.validate_json(text)

@@ -2,14 +2,14 @@
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from timer_client.errors import Fenced, Later
 from timer_client.firing import Firing
 from timer_client.flows import statements
-from timer_client.flows.model import Change, Hold, Left, Memo, RunState, Suspension, Taken, Wake
+from timer_client.flows.model import Change, Delivered, Hold, Left, Memo, RunState, Suspension, Taken, Wake
 from timer_client.flows.run import Run, Turn, milliseconds
 
 if TYPE_CHECKING:
@@ -28,44 +28,41 @@ class Worker:
     def __init__(self, flows: "Flows") -> None:
         self.counts: Counter[str] = Counter()
         """How often each event of docs/flows.md has happened."""
-        self.in_hand: dict[Hold, int] = {}
-        """Runs that are being gone on with, and since when."""
+        self.in_hand: set[Hold] = set()
         self.is_stopping = False
         self._flows = flows
         self._journal = flows.journal
+        self._since = 0, 0.0
+
+    def now_ms(self) -> int:
+        """Return what time it is for the service, by what it has said; the machine's time is not read."""
+        now_ms, stopwatch = self._since
+        return now_ms + round((self._flows.timers.stopwatch() - stopwatch) * 1000)
+
+    def learn(self, now_ms: int, *, is_news: bool = False) -> None:
+        """Take note of what the service says; an event may have waited for long, an answer is news."""
+        if is_news or now_ms > self.now_ms():
+            self._since = now_ms, self._flows.timers.stopwatch()
 
     async def handle(self, firing: Firing) -> None:
         """Go on with the run that a firing wakes, until it sleeps or ends."""
         address = self._flows.address_of(firing.service_call_id)
         if address is None:
-            return
+            return None
         run_id, number = address
-        stopwatch, reached_ms = self._flows.timers.stopwatch, milliseconds(firing.reached_at)
-        since = stopwatch()
-
-        def now_ms() -> int:
-            return reached_ms + round((stopwatch() - since) * 1000)
-
-        again = firing.deliveries > 1
+        reached_ms = milliseconds(firing.reached_at)
+        self.learn(reached_ms)
+        wake = Delivered(number, firing.deliveries, reached_ms)
         while True:
             taken = await self._journal.commit(
-                statements.take(
-                    self._flows.scope,
-                    run_id,
-                    number,
-                    reached_ms,
-                    reached_ms + HELD_MS,
-                    self._flows.known,
-                    again=again,
-                )
+                statements.take(self._flows.scope, run_id, wake, self.now_ms() + HELD_MS, self._flows.known)
             )
             if isinstance(taken, Left):
-                await self._pass_over(run_id, firing, taken)
-                return
+                return await self._pass_over(run_id, firing, taken)
             self._tell("flow.woken", run_id, lateness_ms=firing.lateness // timedelta(milliseconds=1))
-            again = await self._go_on(taken, now_ms)
-            if not again:
-                return
+            if not await self._go_on(taken):
+                return None
+            wake = wake._replace(epoch=taken.hold.epoch)
 
     async def arm(self, run_id: str, wakes: Sequence[Wake]) -> None:
         """Schedule timers; those that are there already stay as they are."""
@@ -83,14 +80,14 @@ class Worker:
             # Whoever had it before may have died between recording what the run waits for and arming it.
             await self.arm(run_id, left.pending)
 
-    async def _go_on(self, taken: Taken, now_ms: Callable[[], int]) -> bool:
+    async def _go_on(self, taken: Taken) -> bool:
         run_id = taken.hold.id
 
         async def arm(memos: list[Memo]) -> None:
             await self.arm(run_id, _wakes(memos))
 
-        turn = Turn(self._journal, taken, now_ms, lambda: self.is_stopping, arm)
-        self.in_hand[taken.hold] = now_ms()
+        turn = Turn(self._journal, taken, self.now_ms, lambda: self.is_stopping, arm)
+        self.in_hand.add(taken.hold)
         try:
             change = await self._run(turn, taken)
             again = await self._journal.commit(statements.save(taken.hold, turn.new, change))
@@ -104,7 +101,7 @@ class Worker:
             self._tell("flow.fenced", run_id)
             raise
         finally:
-            del self.in_hand[taken.hold]
+            self.in_hand.discard(taken.hold)
             self.counts["flow.step"] += turn.steps
         if not again and change.state is not RunState.SLEEPING:
             await self._flows.disarm(run_id, _wakes(memo for memo in turn.memos.values() if not memo.done))
@@ -118,22 +115,16 @@ class Worker:
         flow = self._flows.flows[taken.flow, taken.version]
         run = Run(turn)
         try:
-            result = await run.call(flow.function, *flow.arguments(taken.input))
+            result = await run.call(flow.function, flow.takes.read(taken.input))
             value = flow.result.write("the result", result)
-        except Suspension:
-            pass
-        except BaseExceptionGroup as group:
-            if group.split(Suspension)[1] is not None:
-                return self._failed(turn, taken, group)
-        except Exception as error:
-            if turn.trouble is None:
-                return self._failed(turn, taken, error)
-        else:
-            turn.new += run.caught
-            return Change(RunState.COMPLETED, result=value)
-        if turn.trouble is not None:
-            raise turn.trouble
-        return Change(RunState.SLEEPING)
+        except (Suspension, Exception, BaseExceptionGroup) as error:
+            if turn.trouble is not None:
+                raise turn.trouble from None
+            if _is_suspension(error):
+                return Change(RunState.SLEEPING)
+            return self._failed(turn, taken, error)
+        turn.new += run.caught
+        return Change(RunState.COMPLETED, result=value)
 
     def _failed(self, turn: Turn, taken: Taken, error: BaseException) -> Change:
         delays, attempts = self._flows.flows[taken.flow, taken.version].retry_delays, taken.attempts + 1
@@ -154,3 +145,10 @@ def _wakes(memos: Iterable[Memo]) -> list[Wake]:
         for memo in memos
         if memo.wake is not None and memo.due_ms is not None
     ]
+
+
+def _is_suspension(error: BaseException) -> bool:
+    """Return whether it is one, or a group of nothing else, as a TaskGroup makes it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(Suspension)[1] is None
+    return isinstance(error, Suspension)

@@ -1,0 +1,700 @@
+"""What durable functions promise, on every journal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.support.flows import JOURNALS, NIGHT, Shop
+from tests.support.patience import PATIENCE_S
+from timer_client.errors import Fenced, Later
+from timer_client.flows import FlowError, Flows, Run, RunNotFound, RunState, StepFailed, Suspension, Worker
+from timer_client.flows.reconcile import reconcile
+from timer_service.testing import START
+
+ONCE = [timedelta(seconds=1)]
+
+
+@pytest.fixture(params=list(JOURNALS))
+async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shop]:
+    """A shop with each kind of journal."""
+    async with JOURNALS[request.param](tmp_path) as connect, connect() as journal:
+        opened = Shop(journal)
+        await opened.prepare()
+        yield opened
+
+
+async def _run(shop: Shop, flows: Flows, *, days: int = 100) -> tuple[RunState, Any, str | None]:
+    """Start the one flow of these and let time pass until it has ended."""
+    ((name, _),) = flows.flows
+    async with flows.worker():
+        await flows.start(name, id="one")
+        await shop.timers.advance(days=days)
+    run = await flows.get("one")
+    return run.state, run.result, run.error
+
+
+# Steps
+
+
+async def test_a_recorded_step_is_not_run_again(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> list[str]:
+        first = await run.step("first", shop.do, "a")
+        await run.sleep("night", NIGHT)
+        return [first, await run.step("second", shop.do, "b"), run.id]
+
+    assert await _run(shop, flows) == (RunState.COMPLETED, ["a", "b", "one"], None)
+    assert shop.done == ["a", "b"]
+
+
+async def test_values_are_kept_by_their_annotations(shop: Shop) -> None:
+    flows = shop.flows()
+
+    class Receipt(BaseModel):
+        at: datetime
+        cents: int
+
+    async def charge(cents: int) -> Receipt:
+        return Receipt(at=START, cents=cents)
+
+    async def bare(cents: int):  # type: ignore[no-untyped-def]
+        return {"cents": (cents,)}
+
+    @flows.flow("order")
+    async def order(run: Run, cents: int) -> tuple[Receipt, Any]:
+        receipt = await run.step("charge", charge, cents)
+        assert isinstance(receipt, Receipt)
+        plain = await run.step("bare", bare, cents)
+        assert plain == {"cents": [cents]}
+        await run.sleep("night", NIGHT)
+        return receipt, plain
+
+    async with flows.worker():
+        await flows.start("order", id="one", input=7)
+        await shop.timers.advance(days=1)
+
+    assert (await flows.get("one")).result == (Receipt(at=START, cents=7), {"cents": [7]})
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1: object()}, "x" * 300_000, "\ud800"])
+async def test_a_value_that_cannot_be_kept_is_refused_when_it_is_recorded(shop: Shop, value: object) -> None:
+    flows = shop.flows()
+
+    async def give() -> Any:
+        return value
+
+    @flows.flow("order", retry_delays=[])
+    async def order(run: Run, _: Any) -> None:
+        await run.step("give", give)
+
+    state, _, error = await _run(shop, flows)
+
+    assert state is RunState.FAILED
+    assert error is not None
+    assert error.startswith("StepFailed: give: FlowError: the result of 'give' ")
+    with pytest.raises(FlowError, match="input"):
+        await flows.start("order", id="two", input=value)
+
+
+async def test_a_name_that_is_used_twice_is_an_error_at_once(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order", retry_delays=[])
+    async def order(run: Run, _: None) -> None:
+        for number in range(2):
+            await run.step("item", shop.do, f"keyed {number}", key=number)
+        await run.step("same", shop.do, "a")
+        await run.step("same", shop.do, "b")
+
+    state, _, error = await _run(shop, flows)
+
+    assert (state, error) == (
+        RunState.FAILED,
+        "FlowError: 'same' is used twice in one run: give key= in a loop",
+    )
+    assert shop.done == ["keyed 0", "keyed 1", "a"]
+
+
+async def test_a_failure_that_was_caught_stays_one(shop: Shop) -> None:
+    flows = shop.flows()
+
+    async def decline() -> str:
+        await shop.do("declined")
+        raise ZeroDivisionError("no money")
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> str:
+        try:
+            await run.step("charge", decline)
+        except StepFailed as failure:
+            await run.sleep("night", NIGHT)
+            return f"{failure.step} {failure.kind} {failure.message}"
+        return "paid"
+
+    assert await _run(shop, flows) == (RunState.COMPLETED, "charge ZeroDivisionError no money", None)
+    assert shop.done == ["declined"]
+
+
+async def test_a_transaction_has_its_effect_with_its_record_or_not_at_all(shop: Shop) -> None:
+    flows = shop.flows()
+    tries = 0
+
+    async def effect(connection: Any, name: str) -> str:
+        nonlocal tries
+        tries += 1
+        await shop.insert(connection, name)
+        if tries == 1:
+            raise ZeroDivisionError
+        return name
+
+    @flows.flow("order", retry_delays=ONCE)
+    async def order(run: Run, _: None) -> str:
+        refund = await run.transaction("refund", effect, "refund")
+        await run.sleep("night", NIGHT)
+        return refund
+
+    assert await _run(shop, flows) == (RunState.COMPLETED, "refund", None)
+    assert (await shop.effects(), tries) == (["refund"], 2)
+
+
+# Sleeps and waits
+
+
+async def test_a_sleep_says_how_late_it_was(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> list[Any]:
+        began = await run.now("began")
+        late = await run.sleep("night", NIGHT)
+        passed = await run.sleep_until("passed", began)
+        return [began, late, passed, await run.now("ended")]
+
+    async with flows.worker():
+        await flows.start("order", id="one")
+        await shop.timers.settle()
+    await shop.timers.advance(NIGHT)
+    await shop.timers.advance(days=2)
+    async with flows.worker():
+        await shop.timers.settle()
+    run = await flows.get("one")
+
+    # The service was in time, the worker was not: what the run sees is the time of the event.
+    assert run.result == ["2026-01-01T12:00:00Z", "PT0S", "P2DT8H", "2026-01-03T20:00:00Z"]
+
+
+async def test_branches_sleep_side_by_side_and_none_ends_another(shop: Shop) -> None:
+    flows = shop.flows()
+
+    async def nap(run: Run, span: timedelta) -> str:
+        await run.step("down", shop.do, f"{span}")
+        await run.sleep("nap", span)
+        return (await run.now("up")).isoformat()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> dict[str, str]:
+        return await run.gather(
+            long=lambda run: nap(run, timedelta(days=3)), short=lambda run: nap(run, timedelta(days=1))
+        )
+
+    state, result, _ = await _run(shop, flows)
+
+    assert state is RunState.COMPLETED
+    assert result == {
+        "long": (START + timedelta(days=3)).isoformat(),
+        "short": (START + timedelta(days=1)).isoformat(),
+    }
+    assert sorted(shop.done) == ["1 day, 0:00:00", "3 days, 0:00:00"]
+
+
+async def test_a_branch_that_fails_fails_the_run_after_the_others_have_stopped(shop: Shop) -> None:
+    flows = shop.flows()
+
+    async def fail() -> None:
+        raise ZeroDivisionError("no")
+
+    @flows.flow("order", retry_delays=[])
+    async def order(run: Run, _: None) -> None:
+        await run.gather(
+            bad=lambda run: run.step("fail", fail),
+            good=lambda run: run.step("do", shop.do, "good"),
+            asleep=lambda run: run.sleep("night", NIGHT),
+        )
+
+    assert await _run(shop, flows, days=0) == (
+        RunState.FAILED,
+        None,
+        "StepFailed: bad/fail: ZeroDivisionError: no",
+    )
+    assert shop.done == ["good"]
+    assert await shop.timers.all_scheduled() == []
+
+
+def _approval(shop: Shop, flows: Flows, limit: timedelta | None = NIGHT) -> None:
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> Any:
+        await run.sleep("first", timedelta(hours=1))
+        return await run.wait("approved", timeout=limit)
+
+
+async def test_a_signal_counts_before_the_wait_and_during_it_and_the_first_one_wins(shop: Shop) -> None:
+    flows = shop.flows()
+    _approval(shop, flows, None)
+
+    async with flows.worker():
+        for name in ("early", "late"):
+            await flows.start("order", id=name)
+        await shop.timers.settle()
+        counts = [await flows.signal("early", "approved", by=name) for name in ("ann", "bob")]
+        await shop.timers.advance(hours=2)
+        asleep = await flows.get("late")
+        counts += [await flows.signal("late", "approved", by=name) for name in ("cid", "dan")]
+        await shop.timers.settle()
+        counts.append(await flows.signal("late", "approved", by="eve"))
+    results = [(await flows.get(name)).result for name in ("early", "late")]
+
+    assert counts == [True, False, True, False, False]
+    assert (asleep.state, asleep.due_at) == (RunState.SLEEPING, None)
+    assert results == [{"by": "ann"}, {"by": "cid"}]
+    with pytest.raises(RunNotFound):
+        await flows.signal("nobody", "approved")
+    await flows.start("order", id="third")
+    async with flows.worker():
+        await shop.timers.settle()
+        with pytest.raises(FlowError, match="'first'"):
+            await flows.signal("third", "first")
+
+
+async def test_a_wait_that_is_over_leaves_no_timer(shop: Shop) -> None:
+    flows = shop.flows()
+    _approval(shop, flows)
+
+    async with flows.worker():
+        for name in ("told", "not-told"):
+            await flows.start("order", id=name)
+        await shop.timers.advance(hours=1)
+        await flows.signal("told", "approved")
+        left = [timer.service_call_id for timer in await shop.timers.all_scheduled()]
+        await shop.timers.advance(NIGHT)
+    results = [(await flows.get(name)).result for name in ("told", "not-told")]
+
+    assert left == ["flow/shop/not-told/2/approved"]
+    assert results == [{}, None]
+
+
+async def test_suspension_cannot_be_taken_for_an_error(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("careful")
+    async def careful(run: Run, _: None) -> str:
+        try:
+            await run.sleep("night", NIGHT)
+        except Exception:
+            return "caught"
+        finally:
+            # While it suspends this does nothing.
+            await run.step("tidy", shop.do, "tidied")
+        return "slept"
+
+    @flows.flow("careless", retry_delays=[])
+    async def careless(run: Run, _: None) -> str:
+        try:
+            await run.sleep("night", NIGHT)
+        except BaseException:
+            pass
+        return "awake"
+
+    @flows.flow("grouped")
+    async def grouped(run: Run, _: None) -> str:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run.sleep("night", NIGHT))
+        return "slept"
+
+    async with flows.worker():
+        for name in ("careful", "careless", "grouped"):
+            await flows.start(name, id=name)
+        await shop.timers.advance(days=1)
+    found = [(run.id, run.state, run.result) async for run in flows.list()]
+
+    assert found == [
+        ("careful", RunState.COMPLETED, "slept"),
+        ("careless", RunState.FAILED, None),
+        ("grouped", RunState.COMPLETED, "slept"),
+    ]
+    assert "let BaseException pass" in ((await flows.get("careless")).error or "")
+    assert shop.done == ["tidied"]
+
+
+# Runs
+
+
+async def test_a_run_is_started_once_and_keeps_its_flow(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order")
+    @flows.flow("other")
+    async def order(run: Run, number: int) -> int:
+        return number
+
+    async with flows.worker():
+        started = [await flows.start("order", id="one", input=number) for number in (1, 2)]
+        await shop.timers.settle()
+        started.append(await flows.start("order", id="one", input=3))
+
+    assert started == [True, False, False]
+    assert (await flows.get("one")).result == 1
+    with pytest.raises(FlowError, match="is one of flow 'order'"):
+        await flows.start("other", id="one", input=1)
+    for wrong in ("", "with space", "with/slash", "x" * 81):
+        with pytest.raises(ValueError, match="id must be"):
+            await flows.start("order", id=wrong)
+    with pytest.raises(FlowError, match="not defined here"):
+        await flows.start("unknown", id="two")
+
+
+async def test_a_start_is_part_of_the_callers_transaction(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("child")
+    async def child(run: Run, _: None) -> str:
+        return "done"
+
+    async def start_and_fail(connection: Any) -> None:
+        await flows.start("child", id="rolled-back", connection=connection)
+        raise ZeroDivisionError
+
+    async def start(connection: Any) -> None:
+        await shop.insert(connection, "order")
+        await flows.start("child", id="committed", connection=connection)
+
+    @flows.flow("order", retry_delays=[])
+    async def order(run: Run, _: None) -> None:
+        await run.transaction("start", start)
+        await run.transaction("fail", start_and_fail)
+
+    async with flows.worker():
+        await flows.start("order", id="one")
+        await shop.timers.advance(days=1)
+
+    assert (await flows.get("committed")).result == "done"
+    assert await shop.effects() == ["order"]
+    with pytest.raises(RunNotFound):
+        await flows.get("rolled-back")
+
+
+async def test_a_run_that_fails_is_tried_again_and_then_waits_for_somebody(shop: Shop) -> None:
+    flows = shop.flows()
+    is_broken = True
+
+    @flows.flow("order", retry_delays=[timedelta(minutes=1), timedelta(minutes=5)])
+    async def order(run: Run, _: None) -> str:
+        await run.step("first", shop.do, "first")
+        shop.done.append((await run.now("began")).isoformat())
+        if is_broken:
+            raise ZeroDivisionError("broken")
+        return "mended"
+
+    failed = await _run(shop, flows)
+    attempts = (await flows.get("one")).attempts
+    is_broken = False
+    async with flows.worker():
+        await flows.retry("one")
+        await flows.retry("one")
+        await shop.timers.settle()
+        await flows.retry("one")
+
+    assert (failed, attempts) == ((RunState.FAILED, None, "ZeroDivisionError: broken"), 3)
+    assert (await flows.get("one")).result == "mended"
+    assert shop.done == ["first", *[START.isoformat()] * 4]
+
+
+async def test_a_cancelled_run_is_left_where_it_is(shop: Shop) -> None:
+    flows = shop.flows()
+    _approval(shop, flows)
+
+    async with flows.worker():
+        await flows.start("order", id="one")
+        await shop.timers.settle()
+        cancelled = [await flows.cancel("one") for _ in range(2)]
+        left = await shop.timers.all_scheduled()
+        await shop.timers.advance(days=9)
+
+    assert (cancelled, left) == ([True, False], [])
+    assert (await flows.get("one")).state is RunState.CANCELLED
+    assert not await flows.signal("one", "approved")
+    assert not await flows.start("order", id="one")
+
+
+async def test_a_run_keeps_its_version_and_a_worker_without_it_gives_it_back(shop: Shop) -> None:
+    old, new = shop.flows(), shop.flows()
+
+    async def describe(run: Run, version: str) -> str:
+        await run.sleep("night", NIGHT)
+        return version
+
+    old.flow("order")(lambda run, _: describe(run, "old"))
+    new.flow("order", version=2)(lambda run, _: describe(run, "new"))
+    async with old.worker():
+        await old.start("order", id="one")
+        await shop.timers.settle()
+    await new.start("order", id="two")
+
+    worker = Worker(new)
+    with pytest.raises(Later):
+        await worker.handle(shop.firing(new, "one", "1/night"))
+    untouched = await new.get("one")
+    async with old.worker(), new.worker():
+        await shop.timers.advance(days=1)
+
+    assert (untouched.state, untouched.version) == (RunState.SLEEPING, 1)
+    assert [(run.version, run.result) async for run in new.list()] == [(1, "old"), (2, "new")]
+    assert [run.id async for run in new.list(version=1, state=RunState.COMPLETED)] == ["one"]
+    assert [run.id async for run in new.list(flow="another")] == []
+
+
+async def test_runs_of_one_name_do_not_show_under_another(shop: Shop) -> None:
+    mine, yours = shop.flows("mine"), shop.flows("yours")
+    for flows in (mine, yours):
+        flows.flow("order")(_named(flows.name))
+
+    async with mine.worker(), yours.worker():
+        await mine.start("order", id="one")
+        await yours.start("order", id="one")
+        await shop.timers.settle()
+
+    assert [run.result async for run in mine.list()] == ["mine"]
+    assert (await yours.get("one")).result == "yours"
+
+
+def _named(name: str) -> Callable[..., Any]:
+    async def give(run: Run, _: None) -> str:
+        return name
+
+    return give
+
+
+# Workers
+
+
+class _Stuck:
+    """A step that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def wait(self, name: str) -> str:
+        self.begun.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await self.may_end.wait()
+        return name
+
+
+async def test_what_a_worker_does_after_another_took_over_is_dropped(shop: Shop) -> None:
+    first, second, stuck = shop.flows(), shop.flows(), _Stuck()
+
+    async def order(run: Run, flow: str, step: Callable[[str], Any]) -> str:
+        return await run.step("step", step, flow)
+
+    first.flow("order")(lambda run, _: order(run, "first", stuck.wait))
+    second.flow("order")(lambda run, _: order(run, "second", shop.do))
+    await first.start("order", id="one")
+    handling = asyncio.ensure_future(Worker(first).handle(shop.firing(first, "one")))
+    await stuck.begun.wait()
+
+    worker = Worker(second)
+    await worker.handle(shop.firing(second, "one"))
+    after_a_copy = await second.get("one")
+    await worker.handle(shop.firing(second, "one", deliveries=2))
+    stuck.may_end.set()
+
+    with pytest.raises(Fenced):
+        await handling
+    assert after_a_copy.state is RunState.RUNNING
+    assert (await second.get("one")).result == "second"
+
+
+async def test_a_cancel_fences_the_worker_that_has_the_run(shop: Shop) -> None:
+    flows, stuck = shop.flows(), _Stuck()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> str:
+        await run.step("step", stuck.wait, "a")
+        return await run.transaction("effect", shop.insert, "effect")
+
+    await flows.start("order", id="one")
+    handling = asyncio.ensure_future(Worker(flows).handle(shop.firing(flows, "one")))
+    await stuck.begun.wait()
+    await flows.cancel("one")
+    stuck.may_end.set()
+
+    with pytest.raises(Fenced):
+        await handling
+    assert ((await flows.get("one")).state, await shop.effects()) == (RunState.CANCELLED, [])
+
+
+async def test_a_signal_to_a_run_in_hand_is_seen_before_it_sleeps(shop: Shop) -> None:
+    flows, stuck = shop.flows(), _Stuck()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> Any:
+        await run.step("step", stuck.wait, "a")
+        return await run.wait("approved")
+
+    await flows.start("order", id="one")
+    handling = asyncio.ensure_future(Worker(flows).handle(shop.firing(flows, "one")))
+    await stuck.begun.wait()
+    await flows.signal("one", "approved", by="ann")
+    stuck.may_end.set()
+    await handling
+
+    assert (await flows.get("one")).result == {"by": "ann"}
+
+
+async def test_a_worker_that_stops_finishes_its_step_and_gives_the_run_back(shop: Shop) -> None:
+    flows, stuck = shop.flows(), _Stuck()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> list[str]:
+        return [await run.step("first", stuck.wait, "a"), await run.step("second", shop.do, "b")]
+
+    await flows.start("order", id="one")
+    worker = Worker(flows)
+    handling = asyncio.ensure_future(worker.handle(shop.firing(flows, "one")))
+    await stuck.begun.wait()
+    worker.is_stopping = True
+    stuck.may_end.set()
+    with pytest.raises(Later):
+        await handling
+    done = list(shop.done)
+    await Worker(flows).handle(shop.firing(flows, "one", deliveries=2))
+
+    assert (done, (await flows.get("one")).result) == ([], ["a", "b"])
+
+
+async def test_a_wake_up_is_armed_again_by_whoever_gets_it_again(shop: Shop) -> None:
+    flows = shop.flows()
+    _approval(shop, flows)
+    await flows.start("order", id="one")
+    await Worker(flows).handle(shop.firing(flows, "one"))
+    armed = await shop.timers.all_scheduled()
+    await shop.timers.cancel("flow/shop/one/1/first", confirm=True)
+    other = shop.flows()
+    other.timers = type(shop.timers)(now=shop.timers.now())  # A service that has lost it.
+    other.flows = flows.flows
+
+    await Worker(other).handle(shop.firing(other, "one"))
+    after_a_copy = await other.timers.all_scheduled()
+    await Worker(other).handle(shop.firing(other, "one", deliveries=2))
+
+    assert [timer.service_call_id for timer in armed] == ["flow/shop/one/1/first"]
+    assert after_a_copy == []
+    again = await other.timers.all_scheduled()
+    assert [(timer.service_call_id, timer.due_at) for timer in again] == [
+        (timer.service_call_id, timer.due_at) for timer in armed
+    ]
+
+
+async def test_events_are_told_and_counted(shop: Shop) -> None:
+    told: list[tuple[str, str, dict[str, object]]] = []
+    flows = shop.flows(observer=lambda event, run, fields: told.append((event, run, dict(fields))))
+    _approval(shop, flows)
+
+    async with flows.worker() as worker:
+        await flows.start("order", id="one")
+        await shop.timers.advance(hours=1)
+        await flows.signal("one", "approved")
+        await shop.timers.settle()
+
+    woken = ("flow.woken", "one", {"lateness_ms": 0})
+    assert told == [woken, woken, woken, ("flow.completed", "one", {"error": None})]
+    assert worker.counts == {"flow.woken": 3, "flow.completed": 1, "flow.step": 0}
+
+
+# The reconciler
+
+
+async def test_a_run_that_nobody_wakes_is_found(shop: Shop) -> None:
+    flows = shop.flows()
+    _approval(shop, flows)
+    worker = Worker(flows)
+    # Started and slept, each while the timers did not get through.
+    lost = shop.flows()
+    lost.timers, lost.flows = type(shop.timers)(now=shop.timers.now()), flows.flows
+    await lost.start("order", id="one")
+    found = []
+    for _ in range(3):
+        found.append(await reconcile(flows, worker))
+        await shop.timers.advance(minutes=2)
+    await Worker(lost).handle(shop.firing(lost, "one", "1/wake"))
+    for _ in range(3):
+        found.append(await reconcile(flows, worker))
+        await shop.timers.advance(minutes=40)
+    async with flows.worker():
+        await shop.timers.advance(days=1)
+
+    # Seen first, then woken, and again each time its event does not come.
+    assert found[:2] == [0, 1]
+    assert (await flows.get("one")).state is RunState.COMPLETED
+
+
+async def test_a_run_that_sleeps_with_its_timer_is_left_alone(shop: Shop) -> None:
+    flows = shop.flows()
+    _approval(shop, flows)
+    worker = Worker(flows)
+    await flows.start("order", id="one")
+    await worker.handle(shop.firing(flows, "one"))
+
+    found = await reconcile(flows, worker)
+
+    assert (found, [timer.service_call_id for timer in await shop.timers.all_scheduled()]) == (
+        0,
+        ["flow/shop/one/1/first"],
+    )
+
+
+async def test_a_run_whose_worker_died_with_its_event_is_freed_and_one_in_hand_is_not(shop: Shop) -> None:
+    flows, stuck = shop.flows(), _Stuck()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> str:
+        return await run.step("step", stuck.wait, "a")
+
+    await flows.start("order", id="one")
+    worker = Worker(flows)
+    handling = asyncio.ensure_future(worker.handle(shop.firing(flows, "one")))
+    await stuck.begun.wait()
+    found = []
+    for _ in range(4):
+        await shop.timers.advance(minutes=5)
+        found.append(await reconcile(flows, worker))
+    handling.cancel()
+    await asyncio.wait({handling})
+    for _ in range(4):
+        await shop.timers.advance(minutes=5)
+        found.append(await reconcile(flows, worker))
+    stuck.may_end.set()
+    async with flows.worker():
+        await shop.timers.settle()
+
+    assert (found[:4], found[4:].count(1) > 0) == ([0] * 4, True)
+    assert (await flows.get("one")).result == "a"
+
+
+async def test_a_journal_without_tables_says_what_to_do(tmp_path: Path) -> None:
+    for name, opened in JOURNALS.items():
+        (tmp_path / name).mkdir()
+        async with opened(tmp_path / name) as connect, connect() as journal:
+            with pytest.raises(FlowError, match=r"await journal\.migrate\(\)"):
+                await Shop(journal).flows().get("one")
+
+
+def test_suspension_is_not_an_exception() -> None:
+    assert not issubclass(Suspension, Exception)
