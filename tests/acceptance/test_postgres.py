@@ -411,7 +411,8 @@ async def patiently(world: World, ask: Callable[[], Awaitable[T]]) -> T:
 
     async def answered() -> bool:
         with suppress(NatsError, TimeoutError):
-            answers.append(await ask())
+            async with asyncio.timeout(5):
+                answers.append(await ask())
         return bool(answers)
 
     await world.until(answered, "the brokers to answer", DRAINED_S)

@@ -428,7 +428,8 @@ async def _until_fired(stream: Stream, call: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                await stream.fire(call, firing_id=firing_id)
+                async with asyncio.timeout(5):
+                    await stream.fire(call, firing_id=firing_id)
                 return
             except (NatsError, TimeoutError):
                 await asyncio.sleep(0.1)

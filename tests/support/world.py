@@ -136,7 +136,8 @@ class World:
 
         async def enough() -> bool:
             with contextlib.suppress(NatsError, TimeoutError):
-                return (await self.jetstream.stream_info(self.events_stream)).state.messages >= count
+                async with asyncio.timeout(5):
+                    return (await self.jetstream.stream_info(self.events_stream)).state.messages >= count
             return False
 
         await self.until(enough, f"{count} events", timeout_s)

@@ -99,8 +99,9 @@ async def _supervised(
 
 async def _has_streams(world: World) -> bool:
     with contextlib.suppress(NatsError, TimeoutError):
-        await world.jetstream.stream_info(world.commands_stream)
-        await world.jetstream.stream_info(world.events_stream)
+        async with asyncio.timeout(5):
+            await world.jetstream.stream_info(world.commands_stream)
+            await world.jetstream.stream_info(world.events_stream)
         return True
     return False
 
