@@ -81,6 +81,15 @@ class Parts:
     travel: TimeTravel | None = None
     """What moves the clock, where that is possible."""
 
+    def of_page(self) -> dict[str, Any]:
+        """Return those of them that only the page needs."""
+        return {
+            "chance": self.chance,
+            "is_dev": self.is_dev,
+            "travel": self.travel,
+            "listener": self.page_listener,
+        }
+
 
 REAL_PARTS: Final = Parts()
 
@@ -156,10 +165,7 @@ def _ways_in(
             explanations=explanations,
             letters=bus.letter_box,
             health=service.health,
-            chance=parts.chance,
-            is_dev=parts.is_dev,
-            travel=parts.travel,
-            listener=parts.page_listener,
+            **parts.of_page(),
         )
 
 

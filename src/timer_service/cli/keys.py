@@ -17,7 +17,7 @@ from timer_service.cli.arguments import Commands, add_json_argument, duration
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
 from timer_service.cli.output import add_row, say, tell
 from timer_service.config import load_settings
-from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of, write_key
+from timer_service.domain.api_keys import ALL_SCOPES, ALL_TENANTS, ApiKey, Scope, digest_of, write_key
 from timer_service.domain.errors import TransientError
 from timer_service.domain.messages import TenantId
 from timer_service.ports.api_keys import ApiKeyStore
@@ -29,11 +29,13 @@ ID_BYTES: Final = 6
 
 def add_commands(commands: Commands) -> None:
     """Add `keys`."""
-    keys = commands.add_parser("keys", help="make, list and revoke keys of the REST API")
+    keys = commands.add_parser("keys", help="make, list and revoke keys of the REST API and the page")
     actions = keys.add_subparsers(title="actions", metavar="", required=True)
 
     create = actions.add_parser("create", help="make a key and show it, once")
-    create.add_argument("--tenant", required=True, help="whose timers it opens")
+    create.add_argument(
+        "--tenant", required=True, help="whose timers it opens; '*' opens the page for all of them"
+    )
     create.add_argument(
         "--scope",
         action="append",
@@ -90,7 +92,7 @@ def new_key(
 
 
 async def _create(options: argparse.Namespace, keys: ApiKeyStore) -> None:
-    if not wire.is_tenant_id(options.tenant):
+    if options.tenant != ALL_TENANTS and not wire.is_tenant_id(options.tenant):
         raise CommandFailed(EXIT_USAGE, f"--tenant must be {wire.TENANT_RULE} (got {options.tenant!r})")
     scopes = frozenset(map(Scope, options.scope or ("read", "write", "replay")))
     text, key = new_key(TenantId(options.tenant), scopes, options.expires_in, options.note)

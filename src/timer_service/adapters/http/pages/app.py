@@ -172,7 +172,7 @@ class PageApp:
             "look": visit.look,
             "looks": self._looks,
             "now": visit.now,
-            "version": __version__,
+            "running_version": __version__,
         }
 
     def _failed(self, error: Exception, visit: Visit) -> _Answer:

@@ -44,6 +44,7 @@ class Renderer:
 
     def html(self, template: str, model: Mapping[str, Any], chrome: Mapping[str, Any]) -> bytes:
         """Return a page; `chrome` is what every page has."""
+        assert not chrome.keys() & model.keys(), "a screen must not change what every page has"
         return self._environment.get_template(template).render({**chrome, **model}).encode()
 
 
