@@ -1,45 +1,70 @@
 """Every screen, in both themes, with and without script, at the root and behind a prefix."""
 
-from pathlib import Path
-
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
+from tests.browser.screens import SCREENS, SHOTS, violations
 from tests.browser.site import Site
 from tests.browser.watched import Theme, open_page
-from tests.support.documents import ROOT
-
-SHOTS = ROOT / "build" / "screens"
-SCREENS = {"api": "/v1"}
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shots() -> Path:
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    return SHOTS
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", SCREENS)
-async def test_a_screen_is_accessible(
-    name: str, theme: Theme, browser: Browser, site: Site, shots: Path
-) -> None:
+async def test_a_screen_is_accessible(name: str, theme: Theme, browser: Browser, site: Site) -> None:
     async with open_page(browser, theme=theme) as page:
-        await page.goto(site.address("root") + SCREENS[name])
+        await page.goto(site.address(SCREENS[name]))
 
-        found = (await Axe().run(page, options=RULES)).response["violations"]
+        found = await violations(page)
 
-        await page.screenshot(path=shots / f"{name}-{theme}.png", full_page=True)
-        assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == []
+        await page.screenshot(path=SHOTS / f"{name}-{theme}.png", full_page=True)
+        assert found == []
 
 
 @pytest.mark.parametrize("place", ["root", "prefix"])
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
-@pytest.mark.parametrize("name", SCREENS)
-async def test_a_screen_opens(name: str, script: bool, place: str, browser: Browser, site: Site) -> None:
+async def test_every_screen_is_one_click_away(script: bool, place: str, browser: Browser, site: Site) -> None:
     async with open_page(browser, script=script) as page:
-        await page.goto(site.address(place) + SCREENS[name])
+        await page.goto(site.address(place=place))
+        names = await page.get_by_role("navigation").get_by_role("link").all_inner_texts()
 
-        await expect(page.get_by_role("heading", level=1)).to_have_count(1)
+        for name in names:
+            await page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+
+            await expect(page.get_by_role("heading", level=1)).to_have_text(name)
+            await expect(page.locator("nav [aria-current]")).to_have_text(name)
+        assert len(names) == len([path for path in SCREENS.values() if "?" not in path])
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_a_screen_fits_a_narrow_window_and_400_percent(name: str, browser: Browser, site: Site) -> None:
+    # 1280 pixels at 400 % are 320.
+    async with open_page(browser, viewport={"width": 320, "height": 640}) as page:
+        await page.goto(site.address(SCREENS[name]))
+
+        await page.screenshot(path=SHOTS / f"{name}-narrow.png", full_page=True)
+        assert await _overflow(page) == []
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_a_screen_keeps_still_and_keeps_its_edges_in_forced_colours(
+    name: str, browser: Browser, site: Site
+) -> None:
+    async with open_page(browser, forced_colors="active", reduced_motion="reduce") as page:
+        await page.goto(site.address(SCREENS[name]))
+
+        await page.screenshot(path=SHOTS / f"{name}-forced.png", full_page=True)
+        assert await page.evaluate("document.getAnimations().length") == 0
+
+
+async def _overflow(page: Page) -> list[str]:
+    """Return what makes the whole page scroll sideways."""
+    found: list[str] = await page.evaluate(
+        """() => {
+            const width = document.documentElement.clientWidth;
+            if (document.documentElement.scrollWidth <= width) return [];
+            return [...document.querySelectorAll("body *")]
+                .filter((each) => each.getBoundingClientRect().right > width + 1)
+                .map((each) => each.outerHTML.slice(0, 100));
+        }"""
+    )
+    return found

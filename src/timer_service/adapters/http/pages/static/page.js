@@ -36,23 +36,47 @@ function write(frame) {
     }
   }
 }
+function say(text) {
+  if (status.textContent !== text) status.textContent = text;
+}
 function open() {
-  if (source || !body.dataset.stream || document.hidden) return;
+  if (source || !body.dataset.stream || document.hidden || Date.now() < notBefore) return;
   source = new EventSource(body.dataset.stream);
-  source.onopen = () => { status.textContent = "live"; };
-  source.onmessage = (message) => { write(JSON.parse(message.data)); };
+  source.onopen = () => say("live");
+  source.onmessage = (message) => {
+    const frame = JSON.parse(message.data);
+    Object.assign(known, frame);
+    write(frame);
+  };
   source.onerror = () => {
-    status.textContent = `stream lost at ${new Date(now()).toISOString().slice(11, 19)} UTC, trying again`;
-    if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(open, 5000); }
+    say(`stream lost at ${new Date(now()).toISOString().slice(11, 19)} UTC, trying again`);
+    if (source && source.readyState === EventSource.CLOSED) close(5000);
   };
 }
-function close() {
+function close(pause = 0) {
   if (source) source.close();
   source = null;
+  notBefore = Date.now() + pause;
 }
-// Only the visible tab streams: a browser has six connections for one host.
+
+// All tabs share one stream, because a browser has six connections for one host:
+// the oldest tab in sight tells the others what it hears, and when it falls silent another one takes over.
+const me = performance.timeOrigin + Math.random();
+const known = {};
+let notBefore = 0;
+if (body.dataset.stream) {
+  const tabs = new BroadcastChannel(new URL(body.dataset.stream, location).pathname);
+  const isOpen = () => source?.readyState === EventSource.OPEN;
+  tabs.onmessage = ({ data }) => {
+    if (isOpen() && me < data.me) return;
+    close(3000);
+    say("live");
+    write(data.known);
+  };
+  setInterval(() => (isOpen() ? tabs.postMessage({ me, known }) : open()), 1000);
+}
 document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
-addEventListener("pagehide", close);
+addEventListener("pagehide", () => close());
 addEventListener("pageshow", open);
 open();
 

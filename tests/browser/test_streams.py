@@ -1,0 +1,93 @@
+"""Live figures: seven tabs, a stream that is lost and comes back, a burst that one watches."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from tests.browser.prefix_proxy import PrefixProxy
+from tests.browser.site import Site
+from tests.browser.watched import open_context, open_page
+from tests.support.broker import NatsServer, free_port
+from tests.support.world import World
+
+MANY_TABS = 7
+"""One more than a browser's connections to one host over HTTP/1.1."""
+BURST = 500
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def line(site: Site) -> AsyncIterator[PrefixProxy]:
+    """A way to the page that the test may cut."""
+    async with PrefixProxy(site.port, "/line").serving() as proxy:
+        yield proxy
+
+
+async def test_seven_tabs_work(browser: Browser, site: Site) -> None:
+    async with open_context(browser) as (context, _):
+        tabs = [await context.new_page() for _ in range(MANY_TABS)]
+        for tab in tabs:
+            await tab.goto(site.address())
+
+            await expect(tab.locator("#stream")).to_have_text("live")
+        for tab in tabs:
+            await tab.bring_to_front()
+            await tab.goto(site.address("timers"))
+
+            await expect(tab.get_by_role("heading", level=1)).to_have_text("Timers")
+
+
+async def test_a_lost_stream_is_said_and_comes_back(browser: Browser, line: PrefixProxy) -> None:
+    async with open_context(browser) as (context, complaints):
+        page = await context.new_page()
+        await page.goto(f"{line.url}/ui/")
+        status = page.locator("#stream")
+        await expect(status).to_have_text("live")
+
+        await line.cut()
+        await expect(status).to_contain_text("stream lost")
+        line.mend()
+        await expect(status).to_have_text("live")
+
+        complaints.ignore("ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION")
+
+
+async def test_a_burst_is_watched_live(browser: Browser, site: Site) -> None:
+    timers = site.timers("burst")
+    async with open_page(browser) as page:
+        await page.goto(site.address())
+        pending = page.locator("[data-live=pending]")
+        before = await pending.inner_text()
+
+        await asyncio.gather(*(timers.schedule(f"b-{each}", timedelta(seconds=4)) for each in range(BURST)))
+        await expect(pending).to_have_text(f"{int(before.replace(',', '')) + BURST:,}")
+        await expect(pending).to_have_text(before)
+        await page.reload()
+
+        await expect(page.locator("table", has_text="b-").first).to_be_visible()
+
+
+async def test_open_streams_do_not_hold_up_the_end_of_the_service(
+    browser: Browser, shared_broker: NatsServer, tmp_path: Path, prefix: str
+) -> None:
+    port = free_port()
+    world = await World(tmp_path, shared_broker, prefix).open()
+    try:
+        service = world.service(http_port=0, page_port=port).start_ready()
+        async with open_context(browser) as (context, complaints):
+            for _ in range(3):
+                page = await context.new_page()
+                await page.goto(f"http://127.0.0.1:{port}/ui/")
+                await expect(page.locator("#stream")).to_have_text("live")
+
+            code = await asyncio.to_thread(service.terminate)
+
+            await expect(page.locator("#stream")).to_contain_text("stream lost")
+            complaints.ignore("ERR_", "Failed to load")
+        assert code == 0
+        assert [line for line in service.log if line.get("level") in ("warning", "error")] == []
+    finally:
+        await world.close()
