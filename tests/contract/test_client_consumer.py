@@ -264,7 +264,23 @@ async def test_a_handler_that_is_not_async_is_refused(timers: Timers) -> None:
             await asyncio.sleep(PATIENCE_S)
 
 
-async def test_at_least_one_handler_must_run(timers: Timers) -> None:
-    with pytest.raises(ValueError, match="concurrency must be at least 1"):
-        async with timers.consume("billing", Handled(), concurrency=0):
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"handler": None}, "handler must be an async function"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"concurrency": "2"}, "concurrency must be at least 1"),
+        ({"prefetch": -1}, "prefetch must be at least 0"),
+        ({"retry_delays": ()}, "retry_delays must have at least one timedelta"),
+        ({"retry_delays": (5,)}, "each of retry_delays must be a timedelta, such as"),
+        ({"grace": 5}, "grace must be a timedelta, such as"),
+        ({"ack_wait": 5}, "ack_wait must be a timedelta, such as"),
+        ({"ack_wait": timedelta()}, "ack_wait must be longer than nothing"),
+    ],
+)
+async def test_an_option_that_breaks_the_rules_is_refused(
+    timers: Timers, options: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=rule):
+        async with timers.consume("billing", **{"handler": Handled(), **options}):
             pass

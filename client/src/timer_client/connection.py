@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -37,7 +37,7 @@ class BrokerClient:
     """A NATS connection that the caller owns, and the names of the service on it."""
 
     def __init__(self, connection: Client, *, prefix: str = "timer", domain: str | None = None) -> None:
-        if not is_prefix(prefix):
+        if not _keeps(is_prefix, prefix):
             raise ValueError(f"prefix must be {PREFIX_RULE} (got {prefix!r})")
         self._connection = connection
         self._domain = domain
@@ -137,12 +137,16 @@ def as_model(model: type[Answer], answer: dict[str, Any]) -> Answer:
 
 def check_ids(tenant_id: str, service_call_id: str | None = None, correlation_id: str | None = None) -> None:
     """Refuse here what the service would refuse: the caller learns of it at once."""
-    if not wire.is_tenant_id(tenant_id):
+    if not _keeps(wire.is_tenant_id, tenant_id):
         raise ValueError(f"tenant must be {wire.TENANT_RULE} (got {tenant_id!r})")
-    if service_call_id is not None and not wire.is_service_call_id(service_call_id):
+    if service_call_id is not None and not _keeps(wire.is_service_call_id, service_call_id):
         raise ValueError(f"id must be {wire.SERVICE_CALL_RULE} (got {service_call_id!r})")
-    if correlation_id is not None and not wire.is_correlation_id(correlation_id):
+    if correlation_id is not None and not _keeps(wire.is_correlation_id, correlation_id):
         raise ValueError(f"correlation id must be {wire.CORRELATION_RULE} (got {correlation_id!r})")
+
+
+def _keeps(rule: Callable[[str], bool], value: object) -> bool:
+    return isinstance(value, str) and rule(value)
 
 
 def new_id() -> UUID:

@@ -14,6 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from timer_client.due import span_ms
 from timer_client.errors import AlreadyHandled, Fenced, Later, Reject, RequestRefused, ServiceAway
 from timer_client.firing import Firing
 from timer_client.leases import HEARTBEATS, Lease, Leases
@@ -68,8 +69,15 @@ class Options:
     expired: Handler | None = None
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
+        if not isinstance(self.concurrency, int) or self.concurrency < 1:
             raise ValueError(f"concurrency must be at least 1 (got {self.concurrency!r})")
+        if not isinstance(self.prefetch, int) or self.prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0 (got {self.prefetch!r})")
+        if not self.retry_delays:
+            raise ValueError("retry_delays must have at least one timedelta (got none)")
+        for delay in self.retry_delays:
+            span_ms("each of retry_delays", delay)
+        span_ms("grace", self.grace)
 
     @property
     def max_held(self) -> int:
@@ -90,6 +98,8 @@ class Consumer:
         options: Options,
         ack_wait_s: float,
     ) -> None:
+        if not callable(handler):
+            raise _NotAsync(_NotAsync.rule)
         self.name = name
         self.counts = Counts()
         self._tenant = tenant
@@ -298,10 +308,12 @@ def _only(error: BaseException) -> BaseException:
 class _NotAsync(TypeError):
     """The handler is no coroutine function: no firing can be handled with it."""
 
+    rule = "handler must be an async function: async def handle(firing: Firing) -> None"
+
 
 async def _returned(result: object) -> None:
     if not inspect.isawaitable(result):
-        raise _NotAsync("handler must be an async function: async def handle(firing: Firing) -> None")
+        raise _NotAsync(_NotAsync.rule)
     await result
 
 

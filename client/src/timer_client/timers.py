@@ -97,6 +97,8 @@ class Timers(TimerRequests):
             concurrency, prefetch, retry_delays, grace, self._is_stale if drop_stale else None, expired
         )
         ack_wait_s = None if ack_wait is None else times.span_ms("ack_wait", ack_wait) / 1000
+        if ack_wait_s == 0:
+            raise ValueError("ack_wait must be longer than nothing (got timedelta(0))")
         durable = Durable(
             name, self._streams.events, self._subjects, self.tenant, ack_wait_s, expired is not None
         )
