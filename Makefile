@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile addresses schema coverage docs clean
+.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile kit addresses schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,10 @@ addresses: install  ## Try ATTEMPTS=10000 times to make a callback go to a denie
 FIRINGS ?= 10000
 hostile: install  ## Deliver FIRINGS=10000 firings twice, out of order and stale to our own consumer
 	HOSTILE_FIRINGS=$(FIRINGS) $(BIN)/pytest -q -s --timeout 3000 tests/integration/test_hostile.py -k our_consumer
+
+DAYS ?= 365
+kit: install  ## Time the start of the pytest fixture and a chain of DAYS=365 daily timers on its virtual clock
+	@$(BIN)/python -m tests.torture.kit --days $(DAYS)
 
 EXAMPLES ?= 200
 schema: install  ## Make EXAMPLES=200 requests per operation of the REST API from its own document

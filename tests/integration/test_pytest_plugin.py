@@ -166,8 +166,21 @@ def test_what_the_page_says_of_the_fixture_holds_in_several_processes(project: p
     assert len({prefix for _, prefix in notes}) == 2
 
 
-def test_without_the_service_the_fixture_says_what_to_install(project: pytest.Pytester) -> None:
-    project.makepyfile("def test_it(timer_service): ...")
+def test_who_does_not_use_it_loads_nothing_and_without_the_service_it_says_what_to_install(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        """
+        import sys
+
+        def test_that_does_not_use_it():
+            ours = {"timer_client", "timer_service", "nats", "pydantic", "structlog"}
+            assert ours.isdisjoint(sys.modules)
+            assert "timer_client_pytest" in sys.modules
+
+        def test_that_does(timer_service): ...
+        """
+    )
     project.makeconftest(
         """
         import sys
@@ -181,25 +194,10 @@ def test_without_the_service_the_fixture_says_what_to_install(project: pytest.Py
         """
     )
 
-    result = run(project)
+    result = run(project, "-p", "no:asyncio", "-o", "filterwarnings=", "-o", "asyncio_mode=")
 
-    result.assert_outcomes(errors=1)
+    result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*pip install 'timer-service[[]embedded]' (missing: timer_service*"])
-
-
-def test_a_run_that_does_not_use_it_loads_nothing_of_it(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        """
-        import sys
-
-        def test_it():
-            ours = {"timer_client", "timer_service", "nats", "pydantic", "structlog"}
-            assert ours.isdisjoint(sys.modules)
-            assert "timer_client_pytest" in sys.modules
-        """
-    )
-
-    run(project, "-p", "no:asyncio", "-o", "filterwarnings=", "-o", "asyncio_mode=").assert_outcomes(passed=1)
 
 
 def test_the_server_ends_even_if_its_users_are_killed(tmp_path: Path) -> None:

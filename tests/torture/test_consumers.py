@@ -1,8 +1,4 @@
-"""A few kills of the client's workers; `make consumer-kills` is the long run."""
-
-from pathlib import Path
-
-import pytest
+"""A few kills of the client's workers on PostgreSQL; `make consumer-kills` has many, and SQLite."""
 
 from tests.support.broker import NatsServer
 from tests.support.clients import PREFIX, start_service
@@ -10,16 +6,12 @@ from tests.support.postgres import fresh_schema
 from tests.torture.consumers import Outcome, kill_workers
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_every_firing_has_its_effect_exactly_once_while_workers_are_killed(
-    shared_broker: NatsServer, tmp_path: Path, kind: str
+    shared_broker: NatsServer,
 ) -> None:
     start_service(shared_broker)
-    if kind == "sqlite":
-        outcome = await kill_workers(shared_broker, PREFIX, str(tmp_path / "effects.db"), kills=2, seed=1)
-    else:
-        async with fresh_schema() as url:
-            outcome = await kill_workers(shared_broker, PREFIX, url, kills=2, seed=2)
+    async with fresh_schema() as url:
+        outcome = await kill_workers(shared_broker, PREFIX, url, kills=2, seed=2)
 
     assert (outcome.kills, outcome.lost, outcome.doubled) == (2, 0, 0)
     assert outcome.scheduled

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +71,8 @@ def _supervise(folder: Path, nats_server: str) -> None:
             server.terminate()
             server.wait()
     finally:
-        (folder / "ended").touch()
+        with suppress(FileNotFoundError):  # Whoever used it may have removed the folder by now.
+            (folder / "ended").touch()
 
 
 def _announce(ports: Path, folder: Path) -> bool:
