@@ -18,6 +18,7 @@ from timer_service.adapters.codec import (
     encode_dead_letter,
     encode_event,
     event_headers,
+    timer_fields,
     timer_view,
 )
 from timer_service.domain.errors import CommandRefused, RefusalReason
@@ -374,6 +375,22 @@ def test_an_event_carries_its_id_and_the_trace_of_its_command(
     event = replace(reached("order-1", 0), trace=trace)
 
     assert event_headers(event, "the id") == {"Nats-Msg-Id": "the id", **expected}
+
+
+def test_the_fields_of_a_timer_are_those_of_its_view() -> None:
+    timer = scheduled_timer("order-1", 60, correlation="request-1")
+    full = replace(
+        timer,
+        reached_at=at(60),
+        cancelled_at=at(61),
+        expired_at=at(62),
+        expires_after_ms=5,
+        trace=Trace("00-1-2-01", None),
+    )
+
+    assert [timer_fields(each) for each in (timer, full)] == [
+        wire.fields_of(timer_view(each)) for each in (timer, full)
+    ]
 
 
 def test_an_answer_shows_a_timer_without_what_is_not_set() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -49,10 +50,10 @@ def callback_row(key: TimerKey, callback: Callback, now: datetime) -> tuple[Any,
         callback.url,
         callback.origin,
         callback.method.value,
-        json.dumps(callback.headers),
+        json.dumps(callback.headers) if callback.headers else "[]",
         callback.body,
         callback.content_type,
-        json.dumps([delay // _MS for delay in callback.retry.delays]),
+        _delays_text(callback.retry),
         callback.timeout // _MS,
         None if callback.expires_after is None else callback.expires_after // _MS,
         callback.signing.value,
@@ -60,6 +61,17 @@ def callback_row(key: TimerKey, callback: Callback, now: datetime) -> tuple[Any,
         callback.fingerprint,
         text(now),
     )
+
+
+@lru_cache(maxsize=64)
+def _delays_text(retry: RetryPolicy) -> str:
+    """Return the delays as they are kept; most callbacks have the same."""
+    return json.dumps([delay // _MS for delay in retry.delays])
+
+
+@lru_cache(maxsize=64)
+def _retry_policy(text: str) -> RetryPolicy:
+    return RetryPolicy(tuple(delay * _MS for delay in json.loads(text)))
 
 
 def callback(row: Row) -> Callback:
@@ -70,7 +82,7 @@ def callback(row: Row) -> Callback:
         headers=tuple((name, value) for name, value in json.loads(row[5])),
         body=row[6],
         content_type=row[7],
-        retry=RetryPolicy(tuple(delay * _MS for delay in json.loads(row[8]))),
+        retry=_retry_policy(row[8]),
         timeout=row[9] * _MS,
         expires_after=None if row[10] is None else row[10] * _MS,
         signing=Signing(row[11]),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -91,6 +92,7 @@ class NoCallback:
 NO_CALLBACK: Final = NoCallback()
 
 
+@lru_cache(maxsize=1_024)
 def origin_of(url: str) -> str:
     """Return scheme, host and port of a URL that was checked before."""
     parts = urlsplit(url)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from timer_service.domain.callback import Callback, RetryPolicy
@@ -195,15 +195,10 @@ def after_attempt(
     chance: Callable[[], float],
 ) -> Delivery:
     """Return the delivery as it is after an attempt that ended now."""
-    tried = replace(
-        delivery,
-        attempts=delivery.attempts + 1,
-        last_attempt_at=started_at,
-        status=result.status if isinstance(result, Answered) else None,
-        error=None if is_success(result) else describe(result),
-    )
     if is_success(result):
-        return _ended(tried, DeliveryState.DELIVERED, now)
+        ended = {"state": DeliveryState.DELIVERED, "next_attempt_at": None, "ended_at": now}
+        return _tried(delivery, result, started_at, **ended)
+    tried = _tried(delivery, result, started_at)
     made = tried.attempts - tried.series_from
     if _is_final(result) or made >= retry.max_attempts:
         return _ended(tried, DeliveryState.FAILED, now)
@@ -310,6 +305,17 @@ def _asked_for(result: CallResult, now: datetime) -> timedelta:
         return timedelta()
     moment = moment.replace(tzinfo=moment.tzinfo or UTC)
     return max(timedelta(), min(moment - now, MAX_RETRY_AFTER))
+
+
+def _tried(delivery: Delivery, result: CallResult, started_at: datetime, **more: Any) -> Delivery:
+    return replace(
+        delivery,
+        attempts=delivery.attempts + 1,
+        last_attempt_at=started_at,
+        status=result.status if isinstance(result, Answered) else None,
+        error=None if is_success(result) else describe(result),
+        **more,
+    )
 
 
 def _ended(delivery: Delivery, state: DeliveryState, now: datetime) -> Delivery:

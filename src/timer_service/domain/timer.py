@@ -155,7 +155,7 @@ def decide(timer: Timer | None, request: Command, now: datetime) -> tuple[Timer,
         if request.expected:
             raise TimerNotFound(request.service_call_id)
         first, outcome = _first(request, now)
-        return replace(first, first_if_absent=False), outcome
+        return replace(first, first_if_absent=False) if first.first_if_absent else first, outcome
     if request.expected is not None and timer.version not in request.expected:
         return timer, Outcome.CHANGED
     if timer.state in FINAL:

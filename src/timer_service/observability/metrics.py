@@ -235,11 +235,11 @@ class Metrics:
 
     def delivered(self, group: Sequence[Attempted]) -> None:
         """Record attempts whose outcomes are kept."""
+        states = [made.finished.after.state for made in group]
+        for state in set(states) - {DeliveryState.WAITING}:
+            self._table.callbacks_ended.labels(state.value.lower()).inc(states.count(state))
         for made in group:
             after = made.finished.after
-            if after.state is DeliveryState.WAITING:
-                continue
-            self._table.callbacks_ended.labels(after.state.value.lower()).inc()
             if after.state is DeliveryState.DELIVERED:
                 late_s = (made.ended_at - after.due_at).total_seconds()
                 self._table.callback_delivered.observe(max(0.0, late_s))

@@ -81,6 +81,9 @@ def _too_deep() -> WireError:
     return WireError("invalid", f"the body must not be nested deeper than {MAX_NESTING} levels")
 
 
+_NESTED = (dict, list)
+
+
 def _depth(value: object) -> int:
     """Return how deep the value is nested, without recursion."""
     deepest, open_values = 0, [(value, 1)]
@@ -89,5 +92,5 @@ def _depth(value: object) -> int:
         if isinstance(current, dict | list):
             deepest = max(deepest, depth)
             children = current.values() if isinstance(current, dict) else current
-            open_values.extend((child, depth + 1) for child in children)
+            open_values += [(child, depth + 1) for child in children if type(child) in _NESTED]
     return deepest

@@ -73,7 +73,7 @@ class TimerHandlers:
         settled = await self._timers.carry_out(command)
         if settled.outcome is Outcome.SCHEDULED:
             return await self._views.answer(
-                201, settled.outcome, settled.timer, is_ordered=settled.is_ordered
+                201, settled.outcome, settled.timer, is_ordered=settled.is_ordered, change=command
             )
         return await self._found(settled.timer, fingerprint)
 
@@ -127,7 +127,9 @@ class TimerHandlers:
         settled = await self._timers.carry_out(command)
         await self._refuse(settled.outcome, settled.timer)
         status = 201 if settled.outcome is Outcome.SCHEDULED and settled.timer.generation == 1 else 200
-        return await self._views.answer(status, settled.outcome, settled.timer, is_ordered=settled.is_ordered)
+        return await self._views.answer(
+            status, settled.outcome, settled.timer, is_ordered=settled.is_ordered, change=command
+        )
 
     async def patch(self, request: Request) -> Answer:
         """Change what the request names, and nothing else."""
@@ -148,7 +150,7 @@ class TimerHandlers:
             if settled.outcome is not Outcome.CHANGED:
                 await self._refuse(settled.outcome, settled.timer)
                 return await self._views.answer(
-                    200, settled.outcome, settled.timer, is_ordered=settled.is_ordered
+                    200, settled.outcome, settled.timer, is_ordered=settled.is_ordered, change=command
                 )
         detail = "the timer is changed by others all the time"
         raise Problem("unavailable", detail, headers={"retry-after": "1"})

@@ -12,6 +12,8 @@ from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.problems import Problem
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback import Sink
+from timer_service.domain.messages import ScheduleTimer
+from timer_service.domain.outcomes import accepted_callbacks
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.delivery_store import CallbackRecord
 
@@ -31,7 +33,7 @@ class TimerViews:
 
     def of(self, timer: Timer, record: CallbackRecord | None = None) -> dict[str, Any]:
         """Return a timer as the API shows it."""
-        shown = wire.fields_of(codec.timer_view(timer)) | {"sink": timer.sink.name.lower()}
+        shown = codec.timer_fields(timer) | {"sink": timer.sink.name.lower()}
         return shown if record is None else shown | self._desk.record_view(timer.key, record)
 
     def tag(self, timer: Timer, record: CallbackRecord | None) -> str:
@@ -47,9 +49,10 @@ class TimerViews:
         headers: Mapping[str, str] | None = None,
         *,
         is_ordered: bool = True,
+        change: ScheduleTimer | None = None,
     ) -> Answer:
-        """Return the answer to a change."""
-        record = await self.record(timer)
+        """Return the answer to a change; what the change has just given to the timer is not read again."""
+        record = _given(change, outcome) or await self.record(timer)
         content: dict[str, Any] = {"outcome": outcome.value, "timer": self.of(timer, record)}
         if not is_ordered:
             content["ordered"] = False
@@ -64,3 +67,9 @@ class TimerViews:
         return Problem(
             kind, detail, headers={"etag": self.tag(timer, record)}, more={"timer": self.of(timer, record)}
         )
+
+
+def _given(change: ScheduleTimer | None, outcome: Outcome) -> CallbackRecord | None:
+    """Return the callback that a change has given to its timer, which has not fired since."""
+    callback = None if change is None else accepted_callbacks([change], [outcome]).get(change.key)
+    return None if callback is None else CallbackRecord(callback, None)
