@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills fuzz hostile kit addresses schema coverage docs clean
+.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills callback-races callback-kills callback-cluster fuzz hostile kit addresses schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,21 @@ WORKER_KILLS ?= 200
 consumer-kills: install  ## Kill workers of the client WORKER_KILLS=200 times, on SQLite and on PostgreSQL
 	$(BIN)/python -m tests.torture.consumers --kills $(WORKER_KILLS) \
 		$(if $(RECORD),--record "make consumer-kills WORKER_KILLS=$(WORKER_KILLS)")
+
+RACES ?= 100000
+callback-races: install  ## Cancel RACES=100000 timers at their due time and compare answers with the receiver
+	$(BIN)/python -m tests.torture.callbacks races --count $(RACES) \
+		$(if $(RECORD),--record "make callback-races RACES=$(RACES)")
+
+CALLBACK_KILLS ?= 100
+callback-kills: install  ## Kill services inside their callbacks CALLBACK_KILLS=100 times, on SQLite and PostgreSQL
+	$(BIN)/python -m tests.torture.callbacks kills --count $(CALLBACK_KILLS) \
+		$(if $(RECORD),--record "make callback-kills CALLBACK_KILLS=$(CALLBACK_KILLS)")
+
+CALLBACKS ?= 20000
+callback-cluster: install  ## Let two instances send CALLBACKS=20000 at one instant, then stop one inside its calls
+	$(BIN)/python -m tests.torture.callbacks cluster --count $(CALLBACKS) \
+		$(if $(RECORD),--record "make callback-cluster CALLBACKS=$(CALLBACKS)")
 
 N ?= 1000000
 fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads input

@@ -39,6 +39,37 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
             ("effects done twice", (AT_MOST, 0)),
         )
     },
+    "make callback-races": {
+        "races": (AT_LEAST, 100_000),
+        **dict.fromkeys(
+            (
+                *("cancelled and called all the same", "refused and never called"),
+                *("called more than once", "called before the due time"),
+            ),
+            (AT_MOST, 0),
+        ),
+    },
+    "make callback-kills": {
+        f"{kind}: {name}": bound
+        for kind, longest_s in (("SQLite", 2), ("PostgreSQL", 10))
+        for name, bound in (
+            ("kill -9 of a service inside its calls", (AT_LEAST, 100)),
+            ("lost", (AT_MOST, 0)),
+            ("called under another id", (AT_MOST, 0)),
+            ("called before the due time", (AT_MOST, 0)),
+            ("kill to first repeated call, worst s", (AT_MOST, longest_s)),
+        )
+    },
+    "make callback-cluster": {
+        "callbacks of two instances at one instant": (AT_LEAST, 20_000),
+        **dict.fromkeys(
+            (
+                *("called more than once", "called under another id", "not delivered"),
+                "outcomes that a late one has changed",
+            ),
+            (AT_MOST, 0),
+        ),
+    },
     "make peace": {
         "timers accepted": (AT_LEAST, 100_000),
         **dict.fromkeys(
