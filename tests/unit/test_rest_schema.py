@@ -32,6 +32,34 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", site.app)
 schema.config.generation.update(modes=list(GenerationMode))
 
 
+HEADERS = {"X-API-Key": KEYS[ACME]}
+LONG_STORIES = EXAMPLES > 5
+
+
+class Stories(schema.as_state_machine()):  # type: ignore[misc]
+    """Create timers, and go on with what the answers lead to."""
+
+    def get_call_kwargs(self, case: "Case[Any]") -> dict[str, Any]:
+        return {"headers": HEADERS}
+
+    def validate_response(self, response: Any, case: "Case[Any]", **_: Any) -> None:
+        case.validate_response(response, checks=CHECKS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_an_answer_leads_to_is_answered_as_the_document_says() -> None:
+    Stories.run(
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=8 if LONG_STORIES else 4,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+    )
+
+
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,
@@ -42,4 +70,4 @@ schema.config.generation.update(modes=list(GenerationMode))
 )
 @pytest.mark.filterwarnings("ignore")
 def test_the_api_answers_as_its_document_says(case: "Case[Any]") -> None:
-    case.call_and_validate(headers={"X-API-Key": KEYS[ACME]}, checks=CHECKS)
+    case.call_and_validate(headers=HEADERS, checks=CHECKS)

@@ -35,14 +35,26 @@ class Operation:
     """Members of the answer."""
     refusals: tuple[int, ...] = ()
     headers: tuple[str, ...] = field(default=())
+    links: Mapping[str, Any] = field(default_factory=dict)
+    """What can be asked next of the timer in the answer."""
+
+
+def _links(timer_id: str, *names: str) -> dict[str, Any]:
+    return {name: {"operationId": name.replace(".", "_"), "parameters": {"id": timer_id}} for name in names}
 
 
 _CHANGE: Final = ("outcome", "timer")
 _MATCH: Final = ("If-Match", "If-None-Match")
 _COMPACT: Final = ("code", "message", "data")
+_OF_TIMER: Final = _links(
+    "$response.body#/timer/serviceCallId",
+    *("rest.get", "rest.put", "rest.patch", "rest.cancel", "rest.attempts", "rest.retry", "rest.abandon"),
+)
+_OF_COMPACT_TIMER: Final = _links("$response.body#/data/id", "timers.get", "timers.update", "timers.cancel")
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "rest.create": Operation(
-        "Create a timer", (201, 200), NewTimerBody, None, _CHANGE, (409, 422), ("Idempotency-Key",)
+        "Create a timer",
+        *((201, 200), NewTimerBody, None, _CHANGE, (409, 422), ("Idempotency-Key",), _OF_TIMER),
     ),
     "rest.list": Operation("List timers, page by page", query=ListQuery, required=("timers",)),
     "rest.batch": Operation(
@@ -67,7 +79,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "rest.put": Operation(
         "Create a timer, or put another one in its place",
-        *((200, 201), TimerBody, None, _CHANGE, (404, 409, 412), _MATCH),
+        *((200, 201), TimerBody, None, _CHANGE, (404, 409, 412), _MATCH, _OF_TIMER),
     ),
     "rest.patch": Operation(
         "Change a scheduled timer", (200,), PatchBody, None, _CHANGE, (404, 409, 412), _MATCH[:1]
@@ -90,7 +102,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "rest.signing_keys": Operation("Show the keys that verify callbacks", required=("keys",)),
     "timers.create": Operation(
-        "Create a timer (compact)", (201,), CreateBody, None, _COMPACT, (422,), ("Idempotency-Key",)
+        "Create a timer (compact)",
+        *((201,), CreateBody, None, _COMPACT, (422,), ("Idempotency-Key",), _OF_COMPACT_TIMER),
     ),
     "timers.list": Operation("List timers with their number (compact)", (200,), None, CompactQuery, _COMPACT),
     "timers.get": Operation("Show a timer (compact)", required=_COMPACT, refusals=(404,)),
@@ -207,7 +220,8 @@ def _success(status: int, told: Operation) -> dict[str, Any]:
     if status == 304:
         return {"description": "As the caller has it"}
     schema = _OBJECT | {"required": list(told.required)}
-    return {"description": told.summary, "content": {"application/json": {"schema": schema}}}
+    found = {"description": told.summary, "content": {"application/json": {"schema": schema}}}
+    return {**found, "links": told.links} if told.links else found
 
 
 def _refusal(*, is_compact: bool) -> dict[str, Any]:
