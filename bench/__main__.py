@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from bench.beside import measure_answers
+from bench.callbacks import measure_callbacks
 from bench.harness import NotMeasured
+from bench.isolation import measure_isolation
 from bench.limits import Limits
 from bench.neighbours import measure_neighbours
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
 from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
 from bench.report import Figure, as_json, table, updated
+from bench.rest import measure_rest
 from bench.scale import measure_polls, measure_scale
 from bench.slow_disk import measure_slow_disk
 from bench.tenants import measure_tenants
@@ -64,6 +67,9 @@ PARTS: Final[dict[str, Measure]] = {
     "fairness": measure_fairness,
     "neighbours": measure_neighbours,
     "answers": measure_answers,
+    "callbacks": measure_callbacks,
+    "isolation": measure_isolation,
+    "rest": measure_rest,
     "postgres": measure_postgres,
     "peers": measure_peers,
 }

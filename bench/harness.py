@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench import listen, load
+from bench import listen, load, receiver
 from bench.nats_socket import NatsError, NatsSocket
 
 START_TIMEOUT_S: Final = 30.0
@@ -244,6 +244,31 @@ class Listener:
         if len(arrivals) < self._count:
             raise NotMeasured(f"only {len(arrivals)} of {self._count} events arrived in time")
         return arrivals
+
+
+class CallbackReceiver:
+    """A receiver of callbacks in a process of its own."""
+
+    def __init__(self, wanted: receiver.Receiving) -> None:
+        self._count = wanted.count
+        self._process = _spawn(receiver.arguments(wanted))
+        assert self._process.stdout is not None
+        ready, port = self._process.stdout.readline().split()
+        assert ready == receiver.READY
+        self.origin = f"{'https' if wanted.certificate else 'http'}://127.0.0.1:{port}"
+
+    def arrivals(self) -> list[Arrival]:
+        """Wait for the end and return what arrived; it must be everything."""
+        output, _ = self._process.communicate()
+        arrivals = [Arrival(*fields) for fields in json.loads(output)]
+        if len(arrivals) < self._count:
+            raise NotMeasured(f"only {len(arrivals)} of {self._count} callbacks arrived in time")
+        return arrivals
+
+    def stop(self) -> None:
+        """End it, whatever it waits for."""
+        self._process.kill()
+        self._process.communicate()
 
 
 class Generator:

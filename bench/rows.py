@@ -1,6 +1,7 @@
 """Timers written straight into a SQLite file, while no service runs on it."""
 
 import asyncio
+import itertools
 import random
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import Final
 
 from bench.harness import now_ms
 from bench.messages import iso, uuid7
+from timer_service.adapters.callback_rows import CALLBACK_COLUMNS
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 
 DAY_MS: Final = 86_400_000
@@ -24,7 +26,21 @@ INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generati
 VALUES (?, ?, ?, ?, 1, ?, ?, ?, 1, ?)
 """
 
-
+_TO_HTTP: Final = """
+UPDATE timer_schedules SET sink = 1, callback_revision = 1 WHERE tenant_id = ? AND service_call_id = ?
+"""
+_CALLBACK: Final = f"""
+INSERT INTO timer_callbacks ({CALLBACK_COLUMNS})
+SELECT tenant_id, service_call_id, ?, ?, 'POST', '[]',
+  CAST('{{"order":"' || service_call_id || '","note":"' || hex(zeroblob(150)) || '"}}' AS BLOB),
+  'application/json', '[5000,30000]', 30000, NULL, 'ed25519', NULL, '', registered_at
+FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?
+"""
+_DELIVERY: Final = """
+INSERT INTO callback_deliveries (tenant_id, service_call_id, delivery_id, generation, state, origin, due_at,
+  opened_at, next_attempt_at, attempts, series_from)
+VALUES (?, ?, ?, 1, 'Waiting', ?, ?, ?, ?, 0, 0)
+"""
 _INDEXES: Final = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
 _GROW: Final = """
 WITH RECURSIVE copy(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM copy WHERE n + 1 < :times)
@@ -46,6 +62,38 @@ def create(path: Path, rows: Iterable[Row] = ()) -> None:
         link.executemany(_INSERT, rows)
         link.execute("COMMIT")
         link.execute("PRAGMA journal_mode = WAL")
+
+
+def insert(path: Path, rows: Iterable[Row], origin: str) -> None:
+    """Add timers with callbacks to a file, each to the path of its tenant."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as link:
+        link.execute("PRAGMA synchronous = OFF")
+        link.execute("BEGIN")
+        for row in rows:
+            link.execute(_INSERT, row)
+            link.execute(_TO_HTTP, row[:2])
+            link.execute(_CALLBACK, (f"{origin}/{row[0]}", origin, *row[:2]))
+        link.execute("COMMIT")
+        link.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def insert_deliveries(path: Path, waiting: int, due: int) -> None:
+    """Add fired timers, each of a tenant and to a receiver of its own: some wait for a day, some are due."""
+    now = now_ms()
+    moments = itertools.chain(itertools.repeat(now + DAY_MS, waiting), itertools.repeat(now - 1_000, due))
+    with closing(sqlite3.connect(path, isolation_level=None)) as link:
+        link.execute("PRAGMA synchronous = OFF")
+        link.execute("BEGIN")
+        for number, moment in enumerate(moments):
+            key = (f"tenant-{number}", uuid7(now, number))
+            host = f"127.{1 + number // 62_500}.{number // 250 % 250}.{number % 250 + 1}"
+            at = iso(now - 2_000)
+            link.execute(_INSERT, (*key, "Reached", at, at, None, at, number))
+            link.execute(_TO_HTTP, key)
+            link.execute(_CALLBACK, (f"http://{host}:9/", f"http://{host}:9", *key))
+            link.execute(_DELIVERY, (*key, uuid7(now, number), f"http://{host}:9", at, at, iso(moment)))
+        link.execute("COMMIT")
+        link.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def grow(path: Path, source: Path, times: int) -> None:
