@@ -239,7 +239,7 @@ async def _waiting(site: Site, instance: int = 0) -> int:
     """Return how many deliveries wait at the end, of those that had time to be kept."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        status, page = await site.ask("GET", "/v1/deliveries?state=waiting&limit=1000", instance=instance)
+        status, page = await site.ask("GET", "/v1/deliveries?state=waiting&limit=500", instance=instance)
         assert status == 200, page
         if not page["deliveries"] or time.monotonic() > deadline:
             return len(page["deliveries"])

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
+from tests.support.fakes import FragileStore
 from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig
 from tests.support.timers import ACME, at, call, cancel, schedule
-from timer_service.domain.callback import Callback, RetryPolicy
+from timer_service.domain.callback import Callback, RetryPolicy, Sink
 from timer_service.domain.delivery import (
     Answered,
     CallbackRequest,
@@ -73,6 +75,38 @@ async def test_a_timer_with_a_callback_calls_at_its_due_time_and_sends_no_event(
     )
     assert (rig.state("order-1"), state(rig)) == (TimerState.REACHED, DeliveryState.DELIVERED)
     assert rig.fired() == []
+
+
+class MovedMeanwhile(FragileStore):
+    """A store in which a command moves a timer while the loop of callbacks asks for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.move: Callable[[], None] | None = None
+
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
+        found = await super().next_due_at(after, sink)
+        if sink is Sink.HTTP and self.move is not None:
+            move, self.move = self.move, None
+            move()
+            while self.timers[ACME, call("order-1")].due_at == found:
+                await asyncio.sleep(0)
+            for _ in range(20):  # Until everybody was told.
+                await asyncio.sleep(0)
+        return found
+
+
+async def test_a_command_that_moves_a_callback_during_a_look_is_noticed_at_once() -> None:
+    sender, store = ScriptedSender(), MovedMeanwhile()
+    rig = Rig(sender=sender, store=store)
+    kept = replace(schedule("order-1", 60, number=0), callback=CALLBACK)
+    await store.decide([kept], rig.clock.now())
+    store.move = partial(rig.send, "order-1", 2)
+
+    async with rig.running():
+        await pass_time(rig, 2)
+
+    assert [request.sent_at for request in sender.sent] == [at(2)]
 
 
 async def test_a_callback_is_repeated_by_its_schedule_under_the_same_id() -> None:

@@ -132,6 +132,7 @@ class Firing:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
+        self._nothing_to_come = False
         self._asking = False
 
     @property
@@ -156,7 +157,7 @@ class Firing:
             limit = await self._unmarked.room(draining=draining)
             # Before looking: a timer accepted from here on is either seen by the look or wakes us.
             self._wake.clear()
-            self._sleeps_until = None
+            self._sleeps_until, self._nothing_to_come = None, False
             self._looking()
             try:
                 report = await self._look(firings, limit)
@@ -184,7 +185,7 @@ class Firing:
 
     def wake_before(self, due_at: datetime) -> None:
         """Wake the worker only if a timer is known that comes later: with nothing to come it sleeps on."""
-        if self._sleeps_until is not None:
+        if not self._nothing_to_come:
             self.wake_for(due_at)
 
     def commands_applied(self, report: ScheduleReport, *, only_before: bool = False) -> None:
@@ -262,5 +263,5 @@ class Firing:
         seconds = self._poll_interval_s
         if self._precise_wakeup and next_look_at is not None:
             seconds = min(seconds, max(0.0, (next_look_at - self._clock.now()).total_seconds()))
-        self._sleeps_until = next_look_at
+        self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
         await self._clock.wait(seconds, self._wake)
