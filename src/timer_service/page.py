@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from timer_client.subjects import Subjects
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.http.pages.app import Looks, PageApp
@@ -17,6 +18,7 @@ from timer_service.adapters.http.pages.people import Group, People, Proxies
 from timer_service.adapters.http.pages.routes import Screens, routes
 from timer_service.adapters.http.pages.screens.dev import DevScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
+from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.screens.session import SessionScreens
 from timer_service.adapters.http.pages.screens.system import SystemScreen
 from timer_service.adapters.http.pages.screens.tenants import TenantsScreen
@@ -80,6 +82,7 @@ def build_page(
     people = people or _people(settings, parts)
     insight, desk = parts.opened.store.insight, _desk(parts)
     live = live or Live(desk, parts.chance)
+    subjects = Subjects(settings.subject_prefix)
     screens = Screens(
         session=SessionScreens(people),
         now=NowScreen(desk, live, parts.health),
@@ -94,6 +97,7 @@ def build_page(
             lambda: parts.clock.held_step_s,
         ),
         dev=DevScreen(parts.timers, insight, parts.travel) if parts.is_dev else None,
+        refused=RefusedScreens(parts.letters, parts.timers, parts.deliveries, insight, subjects),
     )
     is_virtual = parts.travel is not None
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)

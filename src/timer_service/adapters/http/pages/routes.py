@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from timer_service.adapters.http.pages.look import choose_look
 from timer_service.adapters.http.pages.screens.dev import DevScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
+from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.screens.session import SessionScreens
 from timer_service.adapters.http.pages.screens.system import SystemScreen
 from timer_service.adapters.http.pages.screens.tenants import TenantsScreen
@@ -25,6 +26,7 @@ class Screens:
     timer: TimerScreen
     tenants: TenantsScreen
     system: SystemScreen
+    refused: RefusedScreens
     dev: DevScreen | None = None
     """Only where somebody tries the service out."""
 
@@ -42,6 +44,7 @@ def routes(screens: Screens) -> Sequence[Route]:
         Route("fire", screens.timer.fire, Scope.WRITE, "POST"),
         Route("retry", screens.timer.retry, Scope.REPLAY, "POST"),
         Route("abandon", screens.timer.abandon, Scope.REPLAY, "POST"),
+        *_refused(screens.refused),
         Route("tenants", screens.tenants.show, Scope.READ, nav="Tenants"),
         Route("system", screens.system.show, Scope.READ, all_tenants=True, nav="System"),
         Route(
@@ -64,4 +67,16 @@ def _dev_routes(dev: DevScreen) -> Sequence[Route]:
         Route("dev", dev.show, Scope.READ, all_tenants=True, nav="Dev"),
         Route("move-clock", dev.move_clock, Scope.ADMIN, "POST", all_tenants=True),
         Route("schedule", dev.schedule, Scope.WRITE, "POST", all_tenants=True),
+    )
+
+
+def _refused(screens: RefusedScreens) -> Sequence[Route]:
+    return (
+        Route("refused", screens.show, Scope.READ, nav="Refused"),
+        Route("letter", screens.letter, Scope.READ),
+        Route("letter-body", screens.body, Scope.READ),
+        Route("letter-check", screens.check, Scope.READ, "POST"),
+        Route("letter-replay", screens.replay, Scope.REPLAY, "POST"),
+        Route("refused-replay", screens.replay_group, Scope.ADMIN, "POST"),
+        Route("refused-retry", screens.retry, Scope.REPLAY, "POST"),
     )
