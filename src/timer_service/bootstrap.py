@@ -164,6 +164,8 @@ def _ways_in(
             **common,
             explanations=explanations,
             letters=bus.letter_box,
+            recent=metrics.recent,
+            lateness_history=metrics.lateness_history,
             health=service.health,
             **parts.of_page(),
         )

@@ -17,6 +17,7 @@ from timer_service.adapters.http.pages.live import Live
 from timer_service.adapters.http.pages.people import Group, People, Proxies
 from timer_service.adapters.http.pages.routes import Screens, routes
 from timer_service.adapters.http.pages.screens.dev import DevScreen
+from timer_service.adapters.http.pages.screens.load import LoadScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.screens.session import SessionScreens
@@ -32,7 +33,7 @@ from timer_service.domain.errors import InvalidConfiguration
 from timer_service.domain.messages import TenantId
 from timer_service.explanations import Explanations
 from timer_service.ports.clock import GuardedClock
-from timer_service.ports.health import Health
+from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
 from timer_service.ports.time_travel import TimeTravel
 from timer_service.stores import OpenedStore
@@ -52,6 +53,8 @@ class PageParts:
     deliveries: Deliveries
     explanations: Explanations
     letters: LetterBox
+    recent: Callable[[], Recent]
+    lateness_history: Callable[[], LatenessHistory]
     health: Callable[[], Health]
     clock: GuardedClock
     elapsed_s: Callable[[], float]
@@ -87,7 +90,7 @@ def build_page(
         session=SessionScreens(people),
         now=NowScreen(desk, live, parts.health),
         timers=TimersScreen(insight),
-        timer=TimerScreen(parts.timers, parts.deliveries),
+        timer=TimerScreen(parts.timers, parts.deliveries, parts.explanations),
         tenants=TenantsScreen(insight),
         system=SystemScreen(
             parts.timers,
@@ -97,6 +100,7 @@ def build_page(
             lambda: parts.clock.held_step_s,
         ),
         dev=DevScreen(parts.timers, insight, parts.travel) if parts.is_dev else None,
+        load=LoadScreen(insight, parts.recent, parts.lateness_history, parts.elapsed_s),
         refused=RefusedScreens(parts.letters, parts.timers, parts.deliveries, insight, subjects),
     )
     is_virtual = parts.travel is not None

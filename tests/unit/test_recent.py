@@ -29,7 +29,7 @@ def test_rates_and_lateness_are_those_of_the_last_minute() -> None:
     watch.elapsed_s += 31
 
     assert recent.summary() == Recent(
-        commands_per_s=0.5, fired_per_s=1.0, lateness_p50_s=0.01, lateness_p99_s=0.1
+        commands_per_s=0.5, fired_per_s=1.0, lateness_p50_s=0.01, lateness_p99_s=0.1, peak_per_s=1_000
     )
 
 
@@ -37,4 +37,4 @@ def test_a_quantile_beyond_the_last_bucket_is_the_last_bucket() -> None:
     recent = RecentWork(BUCKETS_S, Watch())
     recent.fired([-1.0, 7.0])
 
-    assert recent.summary() == Recent(0.0, 0.03, lateness_p50_s=0.001, lateness_p99_s=0.1)
+    assert recent.summary() == Recent(0.0, 0.03, 0.001, 0.1, peak_per_s=2)

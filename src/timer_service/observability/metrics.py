@@ -20,7 +20,7 @@ from timer_service.domain.delivery import DeliveryState, outcome_of
 from timer_service.domain.messages import DueTimeReached
 from timer_service.observability.recent import RecentWork
 from timer_service.ports.delivery_store import DeliveryCounts
-from timer_service.ports.health import Recent
+from timer_service.ports.health import LatenessHistory, Recent
 from timer_service.ports.timer_store import StoreCounts
 from timer_service.workflows.deliver_callbacks import Attempted
 from timer_service.workflows.fire_due_timers import FireReport
@@ -290,6 +290,10 @@ class Metrics:
         self.gauges.last_poll_timestamp_s.set(polled_at)
         self.gauges.broker_connected.set(broker)
         self.gauges.store_available.set(store)
+
+    def lateness_history(self) -> LatenessHistory:
+        """Return how late timers were, minute by minute."""
+        return self._recent.history()
 
     def recent(self) -> Recent:
         """Return rates and lateness of the last minute, for `timer-service status`."""

@@ -6,9 +6,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from timer_service.ports.health import Recent
+from timer_service.ports.health import LatenessHistory, LatenessMinute, Recent
 
 WINDOW_S: Final = 60.0
+MAX_MINUTES: Final = 24 * 60
+"""How far back lateness is remembered; a minute takes a few hundred bytes."""
 
 
 class RecentWork:
@@ -21,6 +23,8 @@ class RecentWork:
         self._elapsed_s = elapsed_s
         self._seconds: deque[tuple[float, int, Counter[int]]] = deque()
         """For each second: when, how many commands, how many timers in each bucket of lateness."""
+        self._minutes: deque[tuple[int, Counter[int]]] = deque(maxlen=MAX_MINUTES)
+        self._peak = 0
 
     def scheduled(self, commands: int) -> None:
         """Count commands."""
@@ -28,7 +32,25 @@ class RecentWork:
 
     def fired(self, lateness_s: Iterable[float]) -> None:
         """Count timers by their lateness."""
-        self._add(0, Counter(bisect_left(self._buckets_s, late_s) for late_s in lateness_s))
+        tally = Counter(bisect_left(self._buckets_s, late_s) for late_s in lateness_s)
+        self._add(0, tally)
+        minute = int(self._elapsed_s() // 60)
+        if not self._minutes or self._minutes[-1][0] != minute:
+            self._minutes.append((minute, Counter()))
+        self._minutes[-1][1].update(tally)
+
+    def history(self) -> LatenessHistory:
+        """Return how late timers were in the minutes of the last day."""
+        minute = int(self._elapsed_s() // 60)
+        buckets = range(len(self._buckets_s) + 1)
+        return LatenessHistory(
+            tuple(self._buckets_s),
+            tuple(
+                LatenessMinute(minute - each, tuple(tally[bucket] for bucket in buckets))
+                for each, tally in self._minutes
+                if minute - each < MAX_MINUTES
+            ),
+        )
 
     def summary(self) -> Recent:
         """Return what the last minute was like."""
@@ -41,6 +63,7 @@ class RecentWork:
             fired_per_s=round(lateness.total() / WINDOW_S, 2),
             lateness_p50_s=self._quantile(lateness, 0.5),
             lateness_p99_s=self._quantile(lateness, 0.99),
+            peak_per_s=self._peak,
         )
 
     def _add(self, commands: int, lateness: Counter[int]) -> None:
@@ -49,6 +72,7 @@ class RecentWork:
             _, before, tally = self._seconds.pop()
             commands, lateness = before + commands, tally + lateness
         self._seconds.append((second, commands, lateness))
+        self._peak = max(self._peak, lateness.total())
         self._forget()
 
     def _forget(self) -> None:

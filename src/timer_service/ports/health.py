@@ -23,3 +23,24 @@ class Recent:
     fired_per_s: float
     lateness_p50_s: float | None
     lateness_p99_s: float | None
+    peak_per_s: int = 0
+    """The most timers that were fired in one second since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatenessMinute:
+    """How late the timers of one minute were."""
+
+    minutes_ago: int
+    counts: tuple[int, ...]
+    """By bucket; the last one is for all that were later than every bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatenessHistory:
+    """How late timers were, minute by minute, as far as this instance remembers."""
+
+    bounds_s: tuple[float, ...]
+    """The upper bound of each bucket but the last."""
+    minutes: tuple[LatenessMinute, ...]
+    """Oldest first; a minute in which nothing fired is missing."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from timer_service.adapters.http.pages.look import choose_look
 from timer_service.adapters.http.pages.screens.dev import DevScreen
+from timer_service.adapters.http.pages.screens.load import LoadScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.screens.session import SessionScreens
@@ -27,6 +28,7 @@ class Screens:
     tenants: TenantsScreen
     system: SystemScreen
     refused: RefusedScreens
+    load: LoadScreen
     dev: DevScreen | None = None
     """Only where somebody tries the service out."""
 
@@ -44,6 +46,7 @@ def routes(screens: Screens) -> Sequence[Route]:
         Route("fire", screens.timer.fire, Scope.WRITE, "POST"),
         Route("retry", screens.timer.retry, Scope.REPLAY, "POST"),
         Route("abandon", screens.timer.abandon, Scope.REPLAY, "POST"),
+        Route("load", screens.load.show, Scope.READ, nav="Load"),
         *_refused(screens.refused),
         Route("tenants", screens.tenants.show, Scope.READ, nav="Tenants"),
         Route("system", screens.system.show, Scope.READ, all_tenants=True, nav="System"),

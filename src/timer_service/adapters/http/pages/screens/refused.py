@@ -138,9 +138,9 @@ class RefusedScreens:
         named = visit.tenant(visit.query.get("tenant") if tenant is None else tenant)
         before = visit.query.get("before", "")
         older = int(before) if before.isascii() and before.isdigit() and len(before) < 16 else None
-        whose: list[TenantId | None] = [named]
+        whose: Sequence[TenantId | None] = [named]
         if named is None and visit.user.tenants is not None:
-            whose = [*sorted(visit.user.tenants)][:MAX_TENANTS]
+            whose = sorted(visit.user.tenants)[:MAX_TENANTS]
         try:
             pages = [await self._letters.page(each, older, PAGE_LETTERS) for each in whose]
         except (BusUnavailable, RightMissing) as error:

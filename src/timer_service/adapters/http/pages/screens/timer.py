@@ -13,6 +13,7 @@ from timer_service.domain.callback import Sink
 from timer_service.domain.errors import TimerFiring, TimerNotFound
 from timer_service.domain.messages import CancelTimer, Command, ScheduleTimer, ServiceCallId, TenantId
 from timer_service.domain.timer import Timer, TimerState
+from timer_service.explanations import Explanations
 from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.timers import NEWEST, Timers
 
@@ -22,25 +23,35 @@ MAX_DELAY: Final = timedelta(days=3_660)
 class TimerScreen:
     """One timer."""
 
-    def __init__(self, timers: Timers, deliveries: Deliveries) -> None:
+    def __init__(self, timers: Timers, deliveries: Deliveries, explanations: Explanations) -> None:
         self._timers = timers
         self._deliveries = deliveries
+        self._explanations = explanations
 
     async def show(self, visit: Visit) -> Screen:
-        """Show a timer, its history and its callback."""
+        """Show a timer, why it is as it is, its history and its callback."""
         tenant, name = visit.key(visit.query)
-        timer = await self._get(tenant, name)
-        record = None
-        if timer.sink is Sink.HTTP:
+        sees_all = visit.user.tenants is None
+        found = await self._explanations.explain(tenant, name, for_operator=sees_all)
+        timer, record = found.facts.timer, found.facts.record
+        if timer is None:
+            raise PageError(404, found.text)
+        if record is None and timer.sink is Sink.HTTP:
             record = (await self._deliveries.records([timer.key])).get(timer.key)
         model = {
             "timer": {**timer_row(timer), **_fields(timer)},
-            "explanation": None,
+            "explanation": {
+                "text": found.text,
+                "cause": found.cause,
+                "is_well": found.is_well,
+                "detail": found.detail if sees_all else None,
+                "unknown": found.facts.unknown,
+            },
             "timeline": _timeline(timer, record),
             "callback": None if record is None else _callback(record),
             "version": timer.version,
         }
-        command = shlex.join(["timer-service", "get", "--tenant", tenant, "--id", name])
+        command = shlex.join(["timer-service", "explain", "--tenant", tenant, "--id", name])
         return Screen("timer.html", model, "Timer", command)
 
     async def cancel(self, visit: Visit) -> Redirect:

@@ -1,0 +1,153 @@
+"""Load: what is going to be due, whether it can be fired in time, and how late timers were."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.timers import ACME, GLOBEX, at, schedule
+from tests.unit.test_page_refused import ADMIN, rendered, visit
+from timer_service.adapters.http.pages.charts import HEIGHT, bar_chart, bound_text, heat_map
+from timer_service.adapters.http.pages.screens.load import LoadScreen, summary
+from timer_service.adapters.http.pages.visit import SCOPES_OF, PageError, Role, User
+from timer_service.domain.forecast import Span, edges, forecast
+from timer_service.observability.recent import RecentWork
+from timer_service.ports.health import LatenessHistory, LatenessMinute, Recent
+from timer_service.testing import MemoryTimerStore
+
+NOW = at(0)
+MINUTE = timedelta(minutes=1)
+QUIET = LatenessHistory((0.01, 1.0), ())
+
+
+def ahead(*totals: int, capacity: float = 0.0, overdue: int = 0, **of_tenants: list[int]) -> Any:
+    moments = [NOW + MINUTE * number for number in range(len(totals) + 1)]
+    return forecast(moments, totals, of_tenants, capacity_per_s=capacity, overdue=overdue)
+
+
+@pytest.mark.parametrize(
+    ("span", "count", "first", "last"),
+    [
+        (Span.HOUR, 61, "12:34:00", "13:34:00"),
+        (Span.TWO_DAYS, 49, "12:00:00", "12:00:00"),
+        (Span.MONTH, 31, "00:00:00", "00:00:00"),
+    ],
+)
+def test_steps_begin_at_whole_minutes_hours_and_days(span: Span, count: int, first: str, last: str) -> None:
+    moments = edges(datetime(2026, 1, 1, 12, 34, 56, tzinfo=UTC), span)
+
+    assert (len(moments), f"{moments[0]:%H:%M:%S}", f"{moments[-1]:%H:%M:%S}") == (count, first, last)
+
+
+def test_time_has_an_end() -> None:
+    assert len(edges(datetime(9999, 12, 31, 23, 58, tzinfo=UTC), Span.HOUR)) == 2
+
+
+def test_what_cannot_be_fired_in_its_step_is_left_over_for_the_next() -> None:
+    found = ahead(0, 900, 0, 0, capacity=10)
+
+    assert [(step.backlog, step.late_s) for step in found.steps] == [(0, 0), (300, 30.0), (0, 0), (0, 0)]
+    assert found.steps[1].at_once_late_s == 90.0
+
+
+def test_what_is_overdue_goes_first() -> None:
+    assert [step.backlog for step in ahead(600, 600, 0, capacity=10, overdue=100).steps] == [100, 100, 0]
+
+
+def test_without_a_measured_pace_nothing_is_predicted() -> None:
+    found = ahead(10**6, 5)
+
+    assert [(step.backlog, step.late_s) for step in found.steps] == [(0, 0.0), (0, 0.0)]
+    assert "not measured yet" in summary(found, NOW)
+
+
+def test_the_summary_names_the_peak_and_the_lateness() -> None:
+    assert summary(ahead(0, 0), NOW) == "Nothing is due in this time."
+    assert summary(ahead(1, 900, capacity=10), NOW) == (
+        "901 timers due; the most in 1 min is 900, from 12:01:00 UTC. Up to 10 per second were fired. "
+        "The last ones before 12:02:00 UTC are about 30 s late."
+    )
+    assert summary(ahead(300, capacity=10), NOW).endswith(
+        "unless a step is due all at once: then up to 30 s."
+    )
+    assert summary(ahead(300, capacity=1000), NOW).endswith("Nothing is expected to be late.")
+
+
+def test_bars_are_stacked_and_fill_the_chart() -> None:
+    chart = bar_chart(ahead(4, 8, acme=[1, 2], globex=[2, 6]), None)
+
+    first, second = chart.bars
+    assert [(part.tenant, part.count) for part in first.parts] == [("acme", 1), ("globex", 2), ("", 1)]
+    assert sum(part.height for part in second.parts) == HEIGHT
+    assert second.parts[-1].y == 0
+    assert chart.top == 8
+    assert first.link == (
+        "timers?state=Scheduled&from=2026-01-01T12%3A00%3A00.000Z&to=2026-01-01T12%3A01%3A00.000Z"
+    )
+
+
+def test_the_line_of_what_can_be_fired_never_flattens_the_bars() -> None:
+    near, far = ahead(600, capacity=12), ahead(600, capacity=1000)
+
+    assert bar_chart(near, None).capacity_y == 0
+    assert bar_chart(far, None).capacity_y is None
+    assert bar_chart(far, None).top == 600
+
+
+def test_a_single_late_timer_among_thousands_is_seen() -> None:
+    history = LatenessHistory((0.01, 1.0), (LatenessMinute(3, (5000, 0, 1)), LatenessMinute(70, (9, 9, 9))))
+
+    heat = heat_map(history, at(30))
+
+    assert [(cell.bound, cell.count, cell.shade) for cell in heat.cells] == [
+        ("≤ 10 ms", 5000, 4),
+        ("> 1 s", 1, 0),
+    ]
+    assert (heat.late, heat.total) == (1, 5001)
+    assert heat.cells[0].at == at(-180)
+    assert [bound_text(bound) for bound in (0.005, 0.25, 2.5, 300)] == ["5 ms", "250 ms", "2.5 s", "5 min"]
+
+
+def test_lateness_is_remembered_by_the_minute() -> None:
+    elapsed = [0.0]
+    recent = RecentWork((0.01, 1.0), lambda: elapsed[0])
+    recent.fired([0.001] * 3)
+    elapsed[0] = 59.0
+    recent.fired([5.0])
+    elapsed[0] = 61.0
+    recent.fired([0.5, 0.5])
+    elapsed[0] = 181.0
+
+    assert recent.history().minutes == (LatenessMinute(3, (3, 0, 1)), LatenessMinute(2, (0, 2, 0)))
+    assert recent.summary().peak_per_s == 3
+
+
+async def open_load(peak: int = 0) -> LoadScreen:
+    store = MemoryTimerStore()
+    mine = [schedule(f"a-{n}", 30 + n, number=n + 1) for n in range(3)]
+    await store.apply([*mine, schedule("g-1", 90, tenant=GLOBEX, number=9)], NOW)
+    return LoadScreen(store.insight, lambda: Recent(0, 0, None, None, peak), lambda: QUIET, lambda: 0.0)
+
+
+async def test_the_screen_shows_whose_timers_are_due() -> None:
+    screen = await (await open_load(peak=1000)).show(visit())
+    page = rendered(screen)
+
+    assert [(row["total"], row["by_tenant"]) for row in screen.model["steps"]] == [
+        (3, [("acme", 3)]),
+        (1, [("globex", 1)]),
+    ]
+    assert "3 due, 2026-01-01 12:00:00.000 UTC" in page
+    assert "Nothing is expected to be late." in page
+
+
+async def test_a_visitor_of_one_tenant_sees_the_load_of_that_one_only() -> None:
+    load = await open_load()
+    mine = await load.show(visit(User("kim", SCOPES_OF[Role.VIEWER], frozenset({ACME}))))
+    with pytest.raises(PageError):
+        await load.show(visit(User("kim", SCOPES_OF[Role.VIEWER], frozenset({ACME})), tenant="globex"))
+    with pytest.raises(PageError, match="span"):
+        await load.show(visit(ADMIN, span="year"))
+
+    assert [row["by_tenant"] for row in mine.model["steps"]] == [[("acme", 3)]]
+    assert mine.model["heat"] is None
