@@ -143,13 +143,9 @@ def _ways_in(
     """Yield what is served over HTTP, as far as it is wanted."""
     if settings.http_port:
         yield _http(settings, parts, service, metrics)
-    common = {
-        "opened": opened,
-        "timers": timers,
-        "deliveries": Deliveries(opened.store.deliveries, clock, service.deliver_from),
-        "clock": clock,
-        "elapsed_s": parts.elapsed_s,
-    }
+    deliveries = Deliveries(opened.store.deliveries, clock, service.deliver_from)
+    common: dict[str, Any] = {"opened": opened, "timers": timers, "deliveries": deliveries, "clock": clock}
+    common["elapsed_s"] = parts.elapsed_s
     if settings.api_port:
         yield parts.serve_api(
             settings,

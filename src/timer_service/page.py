@@ -11,11 +11,13 @@ from timer_client.subjects import Subjects
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.http.pages.app import Looks, PageApp
+from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.figures import FiguresDesk
 from timer_service.adapters.http.pages.guards import Place
 from timer_service.adapters.http.pages.live import Live
 from timer_service.adapters.http.pages.people import Group, People, Proxies
 from timer_service.adapters.http.pages.routes import Screens, routes
+from timer_service.adapters.http.pages.screens.activity import ActivityScreen
 from timer_service.adapters.http.pages.screens.dev import DevScreen
 from timer_service.adapters.http.pages.screens.load import LoadScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
@@ -86,11 +88,12 @@ def build_page(
     insight, desk = parts.opened.store.insight, _desk(parts)
     live = live or Live(desk, parts.chance)
     subjects = Subjects(settings.subject_prefix)
+    auditor = Auditor(parts.opened.audit, parts.clock.now)
     screens = Screens(
         session=SessionScreens(people),
         now=NowScreen(desk, live, parts.health),
         timers=TimersScreen(insight),
-        timer=TimerScreen(parts.timers, parts.deliveries, parts.explanations),
+        timer=TimerScreen(parts.timers, parts.deliveries, parts.explanations, auditor),
         tenants=TenantsScreen(insight),
         system=SystemScreen(
             parts.timers,
@@ -100,12 +103,13 @@ def build_page(
             lambda: parts.clock.held_step_s,
         ),
         dev=DevScreen(parts.timers, insight, parts.travel) if parts.is_dev else None,
+        activity=ActivityScreen(parts.opened.audit),
         load=LoadScreen(insight, parts.recent, parts.lateness_history, parts.elapsed_s),
-        refused=RefusedScreens(parts.letters, parts.timers, parts.deliveries, insight, subjects),
+        refused=RefusedScreens(parts.letters, parts.timers, parts.deliveries, insight, subjects, auditor),
     )
     is_virtual = parts.travel is not None
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)
-    return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks)
+    return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks, auditor.refused)
 
 
 def _desk(parts: PageParts) -> FiguresDesk:

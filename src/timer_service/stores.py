@@ -11,6 +11,7 @@ from typing import Protocol
 
 from timer_service.adapters.sqlite.api_keys import SqliteApiKeys, keys_path
 from timer_service.adapters.sqlite.archive import open_sqlite_archive
+from timer_service.adapters.sqlite.audit import SqliteAudit, audit_path
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
 from timer_service.adapters.sqlite.store import SqliteTimerStore
@@ -18,6 +19,7 @@ from timer_service.adapters.system import local_now
 from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.ports.api_keys import ApiKeyStore
+from timer_service.ports.audit import Audit
 from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.sealed_headers import SealedHeaders
 from timer_service.ports.secret_store import SecretStore
@@ -64,6 +66,7 @@ class OpenedStore:
     store: Store
     secrets: SecretStore
     api_keys: ApiKeyStore
+    audit: Audit
     listen: Listen = lambda _: nullcontext()
     meet_history: MeetHistory = _any_history
     clock_skew_s: Callable[[], float] = lambda: 0.0
@@ -82,7 +85,8 @@ async def open_store(
         async with open_sqlite(settings.sqlite_path, now) as file:
             meet_history = partial(file.meet_history, allow_new=settings.allow_new_store)
             keys = SqliteApiKeys(keys_path(settings.sqlite_path))
-            yield OpenedStore(file, _secrets_beside(settings), keys, meet_history=meet_history)
+            audit = SqliteAudit(audit_path(settings.sqlite_path))
+            yield OpenedStore(file, _secrets_beside(settings), keys, audit, meet_history=meet_history)
         return
     _need_postgres("TIMER_STORE_URL")
     from timer_service.adapters.postgres.opening import open_postgres_store  # noqa: PLC0415
@@ -91,7 +95,7 @@ async def open_store(
         settings.postgres_url, now, statement_cache_size=settings.store_statement_cache
     ) as store:
         yield OpenedStore(
-            store, store.secrets, store.api_keys, store.listen, clock_skew_s=lambda: store.skew_s
+            store, store.secrets, store.api_keys, store.audit, store.listen, clock_skew_s=lambda: store.skew_s
         )
 
 

@@ -12,7 +12,9 @@ from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client.subjects import Subjects
 from timer_service.adapters.http.pages import letters as reading
+from timer_service.adapters.http.pages.app import Looks
 from timer_service.adapters.http.pages.assets import Assets
+from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.render import Renderer
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.visit import (
@@ -28,6 +30,7 @@ from timer_service.adapters.http.pages.visit import (
 from timer_service.domain.errors import RightMissing
 from timer_service.domain.messages import TenantId
 from timer_service.ports.letter_box import Letter
+from timer_service.testing.audit import MemoryAudit
 
 SUBJECT = "timer.commands.acme.ScheduleTimer"
 ZONELESS = "payload.dueAt: must be an ISO 8601 date and time with an offset or Z (got '2026-07-01T09:00:00')"
@@ -62,7 +65,14 @@ def visit(
 
 def screens(site: Site, *letters: Letter, error: Exception | None = None) -> RefusedScreens:
     box = MemoryLetterBox(*letters, error=error)
-    return RefusedScreens(box, site.timers, site.deliveries, site.store.insight, Subjects("timer"))
+    return RefusedScreens(
+        box,
+        site.timers,
+        site.deliveries,
+        site.store.insight,
+        Subjects("timer"),
+        Auditor(MemoryAudit(), lambda: at(0)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,8 +207,8 @@ def rendered(screen: Screen) -> str:
         "can_log_out": False,
         "may": lambda _: True,
         "look": Look(),
-        "looks": {"title": "t", "colour": "teal", "instance": "i"},
+        "looks": Looks(),
         "now": at(0),
-        "version": "1",
+        "running_version": "1",
     }
     return Renderer(Assets()).html(screen.template, screen.model, chrome).decode()

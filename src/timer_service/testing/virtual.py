@@ -18,6 +18,7 @@ from timer_service.ports.time_travel import Travelled
 from timer_service.service.run import Service
 from timer_service.stores import OpenedStore, Store
 from timer_service.testing.api_keys import MemoryApiKeys
+from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.clock_requests import clock_requests
 from timer_service.testing.hostile import HostileEventSink
 from timer_service.testing.secrets import MemorySecretStore
@@ -52,7 +53,7 @@ def _on(clock: VirtualClock, parts: Parts, *, hostile_delivery: bool) -> Parts:
 
 @asynccontextmanager
 async def _open_in_memory(_: Settings, __: Callable[[], datetime]) -> AsyncIterator[OpenedStore]:
-    yield OpenedStore(MemoryTimerStore(), MemorySecretStore(), MemoryApiKeys())
+    yield OpenedStore(MemoryTimerStore(), MemorySecretStore(), MemoryApiKeys(), MemoryAudit())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import asyncpg
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays, epochs, statements
 from timer_service.adapters.postgres.api_keys import PostgresApiKeys
+from timer_service.adapters.postgres.audit import PostgresAudit
 from timer_service.adapters.postgres.batch import Batch, decide, insert, save
 from timer_service.adapters.postgres.claim import PostgresClaim
 from timer_service.adapters.postgres.connections import (
@@ -79,6 +80,7 @@ class PostgresTimerStore:
         self.secrets = PostgresSecretStore(answers)
         self.sealed_headers = PostgresSealedHeaders(answers)
         self.api_keys = PostgresApiKeys(answers)
+        self.audit = PostgresAudit(answers)
         self.insight = PostgresInsight(answers)
         self._hints = hints
         self._now = now

@@ -70,13 +70,20 @@ class PageApp:
     """Answers every request to the page; what is in no route is not found, who is not known is asked."""
 
     def __init__(
-        self, routes: Sequence[Route], people: People, place: Place, now: Callable[[], datetime], looks: Looks
+        self,
+        routes: Sequence[Route],
+        people: People,
+        place: Place,
+        now: Callable[[], datetime],
+        looks: Looks,
+        refused: Callable[[Visit, str, str], Awaitable[None]],
     ) -> None:
         self.routes = {(route.method, route.path): route for route in routes}
         self._people = people
         self._place = place
         self._now = now
         self._looks = looks
+        self._refused = refused
         self._assets = Assets()
         self._renderer = Renderer(self._assets)
 
@@ -118,8 +125,7 @@ class PageApp:
             raise PageError(404 if user or self._people.is_open else 401, "There is nothing at this address.")
         if user is None and route.scope is not None:
             raise PageError(401, "Log in with a key to see this.")
-        if not visit.user.may(route):
-            raise PageError(403, self._refusal(visit.user, route))
+        await self._check_right(visit, route)
         if method == "POST":
             visit = await _with_form(visit, receive)
         shown = await route.handler(visit)
@@ -130,6 +136,15 @@ class PageApp:
         if cookie is not None:
             answer.cookies.append(cookie)
         return visit, answer
+
+    async def _check_right(self, visit: Visit, route: Route) -> None:
+        """Raise PageError for what a visitor may not do; who tries to change something is noted."""
+        if visit.user.may(route):
+            return
+        why = self._refusal(visit.user, route)
+        if route.method != "GET":
+            await self._refused(visit, route.path, why)
+        raise PageError(403, why)
 
     def _refusal(self, user: User, route: Route) -> str:
         assert route.scope is not None

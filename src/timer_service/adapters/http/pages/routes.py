@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from timer_service.adapters.http.pages.look import choose_look
+from timer_service.adapters.http.pages.screens.activity import ActivityScreen
 from timer_service.adapters.http.pages.screens.dev import DevScreen
 from timer_service.adapters.http.pages.screens.load import LoadScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
@@ -29,6 +30,7 @@ class Screens:
     system: SystemScreen
     refused: RefusedScreens
     load: LoadScreen
+    activity: ActivityScreen
     dev: DevScreen | None = None
     """Only where somebody tries the service out."""
 
@@ -48,6 +50,7 @@ def routes(screens: Screens) -> Sequence[Route]:
         Route("abandon", screens.timer.abandon, Scope.REPLAY, "POST"),
         Route("load", screens.load.show, Scope.READ, nav="Load"),
         *_refused(screens.refused),
+        Route("activity", screens.activity.show, Scope.READ, nav="Activity"),
         Route("tenants", screens.tenants.show, Scope.READ, nav="Tenants"),
         Route("system", screens.system.show, Scope.READ, all_tenants=True, nav="System"),
         Route(

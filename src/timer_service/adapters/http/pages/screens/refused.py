@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from timer_client.subjects import Subjects
 from timer_service.adapters.http.pages import letters as reading
+from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.visit import Download, PageError, Redirect, Screen, Visit, address
 from timer_service.deliveries import Deliveries
 from timer_service.domain.delivery import Delivery, DeliveryState
@@ -35,12 +36,14 @@ class RefusedScreens:
         deliveries: Deliveries,
         insight: TimerInsight,
         subjects: Subjects,
+        auditor: Auditor,
     ) -> None:
         self._letters = letters
         self._timers = timers
         self._deliveries = deliveries
         self._insight = insight
         self._subjects = subjects
+        self._auditor = auditor
 
     async def show(self, visit: Visit) -> Screen:
         """Show what was refused, in groups and newest first."""
@@ -87,9 +90,10 @@ class RefusedScreens:
         if isinstance(command, CommandRefused):
             return self._repair(visit, letter, subject, body, checked=True)
         _may(visit, command)
-        settled = await self._timers.carry_out(command)
+        outcome = (await self._timers.carry_out(command)).outcome.value
         key = {"tenant": command.tenant_id, "id": command.service_call_id}
-        return Redirect(address("timer", **key, done=settled.outcome.value))
+        await self._note(visit, letter, command, outcome)
+        return Redirect(address("timer", **key, done=outcome))
 
     async def replay_group(self, visit: Visit) -> Screen:
         """Carry out all messages of a group, each with the same correction, and tell what each came to."""
@@ -114,7 +118,10 @@ class RefusedScreens:
         if tenant is None:
             raise PageError(400, "Say whose callbacks: choose a tenant.")
         query = DeliveryQuery(tenant, DeliveryState.FAILED, visit.field("origin") or None, limit=MAX_FAILED)
-        await self._deliveries.retry_all(query)
+        count = await self._deliveries.retry_all(query)
+        await self._auditor.note(
+            visit.user, "retry failed", f"{count} retried", tenant=tenant, reason=visit.field("origin")
+        )
         return Redirect(address("refused", tenant=tenant, done="retried"))
 
     async def _replay_one(self, visit: Visit, letter: Letter) -> dict[str, Any]:
@@ -131,7 +138,18 @@ class RefusedScreens:
             settled = await self._timers.carry_out(command)
         except TransientError as error:
             return told | {"outcome": "try_again", "detail": error.public}
+        await self._note(visit, letter, command, settled.outcome.value)
         return told | {"outcome": settled.outcome.value}
+
+    async def _note(self, visit: Visit, letter: Letter, command: Command, outcome: str) -> None:
+        await self._auditor.note(
+            visit.user,
+            "replay",
+            outcome,
+            tenant=command.tenant_id,
+            subject=command.service_call_id,
+            reason=f"letter {letter.number}",
+        )
 
     async def _look(self, visit: Visit, tenant: str | None = None) -> tuple[LettersFound, str]:
         """Return letters that the visitor may see, or why there are none to be seen."""

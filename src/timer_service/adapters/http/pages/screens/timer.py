@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from timer_service.adapters.http.callbacks import attempt_view, delivery_view
+from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.places import read_moment
 from timer_service.adapters.http.pages.rows import lateness_s, timer_row
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
@@ -23,10 +24,13 @@ MAX_DELAY: Final = timedelta(days=3_660)
 class TimerScreen:
     """One timer."""
 
-    def __init__(self, timers: Timers, deliveries: Deliveries, explanations: Explanations) -> None:
+    def __init__(
+        self, timers: Timers, deliveries: Deliveries, explanations: Explanations, auditor: Auditor
+    ) -> None:
         self._timers = timers
         self._deliveries = deliveries
         self._explanations = explanations
+        self._auditor = auditor
 
     async def show(self, visit: Visit) -> Screen:
         """Show a timer, why it is as it is, its history and its callback."""
@@ -57,15 +61,16 @@ class TimerScreen:
     async def cancel(self, visit: Visit) -> Redirect:
         """Cancel: if the answer is `cancelled`, it never fires."""
         key = visit.form_key()
-        return await self._carry_out(CancelTimer(*key, NEWEST, _expected(visit)))
+        before = await self._get(*key)
+        return await self._carry_out(visit, "cancel", before, CancelTimer(*key, NEWEST, _expected(visit)))
 
     async def move(self, visit: Visit) -> Redirect:
         """Give it another due time, or schedule it again."""
-        return await self._schedule(visit, read_due(visit))
+        return await self._schedule(visit, "move", read_due(visit))
 
     async def fire(self, visit: Visit) -> Redirect:
         """Make it due now: the next generation, with an event id of its own."""
-        return await self._schedule(visit, visit.now)
+        return await self._schedule(visit, "fire", visit.now)
 
     async def retry(self, visit: Visit) -> Redirect:
         """Send its callback again."""
@@ -73,17 +78,22 @@ class TimerScreen:
         delivery = await self._deliveries.retry(tenant, name)
         if delivery is None:
             raise PageError(409, "This timer has not fired yet: there is nothing to send again.")
+        await self._auditor.note(visit.user, "retry", "retried", tenant=tenant, subject=name)
         return Redirect(address("timer", tenant=tenant, id=name, done="retried"))
 
     async def abandon(self, visit: Visit) -> Redirect:
         """Make no further attempt of its callback."""
         tenant, name = visit.form_key()
         await self._deliveries.abandon(tenant, name)
+        await self._auditor.note(visit.user, "abandon", "abandoned", tenant=tenant, subject=name)
         return Redirect(address("timer", tenant=tenant, id=name, done="abandoned"))
 
-    async def _schedule(self, visit: Visit, due_at: datetime) -> Redirect:
+    async def _schedule(self, visit: Visit, action: str, due_at: datetime) -> Redirect:
         timer = await self._get(*visit.form_key())
         return await self._carry_out(
+            visit,
+            action,
+            timer,
             ScheduleTimer(
                 timer.tenant_id,
                 timer.service_call_id,
@@ -92,17 +102,21 @@ class TimerScreen:
                 NEWEST,
                 expected=_expected(visit),
                 expires_after_ms=timer.expires_after_ms,
-            )
+            ),
         )
 
-    async def _carry_out(self, request: Command) -> Redirect:
+    async def _carry_out(self, visit: Visit, action: str, before: Timer, request: Command) -> Redirect:
         tenant, name = request.key
         try:
-            outcome = (await self._timers.carry_out(request)).outcome
+            outcome = (await self._timers.carry_out(request)).outcome.value
         except TimerFiring:
             # A result, not an error: whether its event is out is not known yet.
-            return Redirect(address("timer", tenant=tenant, id=name, done="firing"))
-        return Redirect(address("timer", tenant=tenant, id=name, done=outcome.value))
+            outcome = "firing"
+        reason = visit.field("reason")
+        await self._auditor.note(
+            visit.user, action, outcome, tenant=tenant, subject=name, before=before, reason=reason
+        )
+        return Redirect(address("timer", tenant=tenant, id=name, done=outcome))
 
     async def _get(self, tenant_id: TenantId, name: ServiceCallId) -> Timer:
         try:
