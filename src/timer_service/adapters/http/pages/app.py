@@ -15,7 +15,7 @@ from timer_service.adapters.endpoints import UNEXPECTED, error_of
 from timer_service.adapters.http.pages.assets import Asset, Assets
 from timer_service.adapters.http.pages.guards import HEADERS, Place
 from timer_service.adapters.http.pages.look import look_of
-from timer_service.adapters.http.pages.people import People
+from timer_service.adapters.http.pages.people import People, bearer_in
 from timer_service.adapters.http.pages.render import Renderer, as_json
 from timer_service.adapters.http.pages.visit import (
     Download,
@@ -115,7 +115,7 @@ class PageApp:
         headers = visit.headers
         peer = (scope.get("client") or ("",))[0]
         user, cookie = await self._people.user(headers, peer)
-        if method != "GET" and not headers.get("authorization"):
+        if method != "GET" and bearer_in(headers) is None:
             self._place.check_origin(headers)
         query = _pairs(scope["query_string"], MAX_QUERY_BYTES)
         visit = Visit(

@@ -29,6 +29,10 @@ ANYBODY: Final = User("local", ALL_SCOPES, None)
 """Whoever can reach a page that only this machine can reach."""
 
 
+_OF_PROXIES: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+"""Whoever sends one of these has let somebody in from elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """What members of a group of the proxy may do."""
@@ -98,13 +102,14 @@ class People:
         proxied = self._proxies.user(headers, peer)
         if proxied is not None:
             return proxied, None
-        bearer = headers.get("authorization", "")
-        if bearer:
+        key = bearer_in(headers)
+        if key is not None:
             # Before the cookie: whoever sends a key means it.
-            by_key = await self._by_key(bearer.partition(" ")[2].strip())
+            by_key = await self._by_key(key)
             return None if by_key is None else by_key.user, None
         known, cookie = await self._by_session(headers)
-        return known or (ANYBODY if self.is_open else None), cookie
+        is_local = self.is_open and not any(name in headers for name in _OF_PROXIES)
+        return known or (ANYBODY if is_local else None), cookie
 
     async def log_in(self, text: str, peer: str) -> str:
         """Return the cookie of a new session, or raise PageError."""
@@ -167,6 +172,12 @@ class People:
         secure = "; Secure" if self._secure else ""
         age = int(lasts.total_seconds())
         return f"{self.cookie}={value}; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+
+
+def bearer_in(headers: Mapping[str, str]) -> str | None:
+    """Return the key of a script: no browser sends one by itself, as it does with a password."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
 
 
 @dataclass(frozen=True, slots=True)

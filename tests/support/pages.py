@@ -1,0 +1,91 @@
+"""The page in process: memory adapters, a clock that the test moves, and a visitor without a network."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from tests.support.explanations import explanations
+from tests.support.rest import Reply, Site, call
+from timer_service.adapters.no_broker import NoBroker
+from timer_service.config import Settings
+from timer_service.domain.api_keys import ALL_TENANTS, ApiKey, Scope, digest_of
+from timer_service.domain.messages import Command, TenantId
+from timer_service.page import PageParts, build_page
+from timer_service.ports.health import Health
+from timer_service.stores import OpenedStore
+from timer_service.testing.secrets import MemorySecretStore
+
+HOST = "127.0.0.1:8070"
+SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@dataclass
+class Pages:
+    """A page, and whoever visits it."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    site: Site = field(default_factory=Site)
+    is_dev: bool = False
+
+    async def open(self) -> "Pages":
+        await self.site.open()
+        store, clock = self.site.store, self.site.clock
+        self.parts = PageParts(
+            opened=OpenedStore(store, MemorySecretStore(), self.site.keys),
+            timers=self.site.timers,
+            deliveries=self.site.deliveries,
+            explanations=explanations(store, clock),
+            letters=NoBroker(store).letter_box,
+            health=lambda: Health(None, {}),
+            clock=clock,
+            elapsed_s=lambda: clock.elapsed_s,
+            chance=lambda: 0.5,
+            is_dev=self.is_dev,
+        )
+        self.app = build_page(Settings(**{"page_port": 8070, **self.settings}), self.parts)
+        return self
+
+    async def have(self, *commands: Command) -> None:
+        """Have timers that were asked for over the API: their commands stand in no stream."""
+        await self.site.timers.carry_out_all(commands)
+
+    async def add_key(self, text: str, tenant: str, *scopes: Scope) -> str:
+        """Keep a key, and return the header that carries it."""
+        key_id = text.split("_")[1]
+        key = ApiKey(key_id, TenantId(tenant), frozenset(scopes), digest_of(text), self.site.clock.now())
+        await self.site.keys.add(key)
+        return f"Bearer {text}"
+
+    async def get(self, path: str = "", headers: dict[str, str] | None = None, **more: str) -> Reply:
+        return await self.ask("GET", path, b"", {**(headers or {}), **more})
+
+    async def post(
+        self,
+        path: str,
+        form: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        **more: str,
+    ) -> Reply:
+        """Send a form as a browser sends it from the page itself."""
+        body = urlencode(form or {}, doseq=True).encode()
+        return await self.ask("POST", path, body, {**FORM, **SAME_ORIGIN, **(headers or {}), **more})
+
+    async def ask(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], peer: str = "127.0.0.1"
+    ) -> Reply:
+        base = "" if path.startswith("/") else "/ui/"
+
+        async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            await self.app({**scope, "client": (peer, 1)}, receive, send)
+
+        return await call(app, method, base + path, {"host": HOST, **headers}, [body])
+
+
+ALL = str(ALL_TENANTS)
+
+
+def addresses(html: str) -> list[str]:
+    """Return every address in a page."""
+    return re.findall(r'(?:href|src|action)="([^"]*)"', html)

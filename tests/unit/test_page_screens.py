@@ -1,0 +1,235 @@
+"""What the screens show and do; the browser tests see the same with a browser's eyes."""
+
+import asyncio
+import re
+from html import unescape
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.support.pages import Pages, addresses
+from tests.support.timers import ACME, GLOBEX, at, call, schedule
+from timer_client.wire import format_time
+from timer_service.adapters.http.pages.figures import FiguresDesk
+from timer_service.adapters.http.pages.live import MAX_STREAMS, Live
+from timer_service.adapters.http.pages.visit import PageError
+from timer_service.domain.messages import ServiceCallId
+from timer_service.domain.timer import TimerState
+from timer_service.testing import START
+
+HOSTILE = ("<script>alert(1)</script>", "a\"b'c", "/../%2F+#?&x=1", "rtl\u202eevil", "{{7*7}}", "日本-ü")
+SCREENS = (
+    "",
+    "timers",
+    "timers?state=Reached",
+    "timers?state=Cancelled",
+    "tenants",
+    "system",
+    "dev",
+    "login",
+)
+
+
+@pytest.fixture
+async def pages() -> Pages:
+    """An open page over timers with ids that people were not expected to choose."""
+    opened = await Pages(is_dev=True).open()
+    commands = [schedule(name, 60 + 60 * nth, correlation=name) for nth, name in enumerate(HOSTILE)]
+    await opened.have(*commands, schedule("b", tenant=GLOBEX))
+    return opened
+
+
+async def test_every_address_is_relative_and_none_leads_away(pages: Pages) -> None:
+    seen = set[str]()
+    for path in (*SCREENS, "timer?tenant=globex&id=b", "nothing", "find?id=b%20c"):
+        reply = await pages.get(path)
+        assert reply.headers["content-type"] == "text/html; charset=utf-8"
+        seen |= {unescape(address) for address in addresses(reply.body.decode())}
+
+    assert "timers" in seen
+    assert {address for address in seen if re.match(r"/|[a-z]+:|\.\./", address)} == set()
+    known = {path for _, path in pages.app.routes}
+    for address in seen - {"./", "#main"}:
+        path = urlsplit(address).path
+        assert path in known or path == "./" or path.startswith("static/"), address
+
+
+async def test_hostile_ids_are_text_and_their_links_lead_to_them(pages: Pages) -> None:
+    listed = (await pages.get("timers?tenant=acme")).body.decode()
+    links = [unescape(link) for link in addresses(listed) if link.startswith("timer?")]
+
+    assert "<script>alert" not in listed
+    assert "\u202e" not in listed
+    assert r"rtl\u202eevil" in listed
+    assert [parse_qs(urlsplit(link).query)["id"] for link in links] == [[name] for name in HOSTILE]
+    for link, name in zip(links, HOSTILE, strict=True):
+        shown = await pages.get(f"{link}&format=json")
+        assert shown.json["timer"]["serviceCallId"] == name
+        page = (await pages.get(link)).body.decode()
+        assert "<script>alert" not in page
+        assert "\u202e" not in re.sub(r'value="[^"]*"', "", page)
+
+
+async def test_every_screen_is_json_too(pages: Pages) -> None:
+    for path in SCREENS:
+        reply = await pages.get(path + ("&" if "?" in path else "?") + "format=json")
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+        assert isinstance(reply.json, dict)
+
+
+async def test_a_list_is_read_to_its_end_and_back(pages: Pages) -> None:
+    await pages.have(*(schedule(f"n-{n:03}", 5_000 + n // 3) for n in range(120)))
+    whole, path = list[str](), "timers?tenant=acme&format=json"
+    back = None
+    while path:
+        shown = (await pages.get(path)).json
+        whole += [timer["serviceCallId"] for timer in shown["timers"]]
+        back = shown.get("previous", back)
+        path = shown["next"] + "&format=json" if "next" in shown else ""
+
+    assert whole == [*HOSTILE, *(f"n-{n:03}" for n in range(120))]
+    assert back is not None
+    before = (await pages.get(f"{back}&format=json")).json
+    assert [timer["serviceCallId"] for timer in before["timers"]] == whole[50:100]
+    assert "next" in before
+
+
+async def test_actions_answer_with_the_word_of_the_api(pages: Pages) -> None:
+    key = {"tenant": "acme", "id": HOSTILE[0]}
+    version = (await pages.get(_timer(key) + "&format=json")).json["version"]
+
+    words = [
+        await _done(pages, "move", {**key, "due": format_time(at(90)), "version": version}),
+        await _done(pages, "move", {**key, "due": format_time(at(95)), "version": version}),
+        await _done(pages, "cancel", key),
+        await _done(pages, "cancel", key),
+        await _done(pages, "move", {**key, "due": format_time(at(99))}),
+    ]
+    timer = pages.site.store.timers[ACME, ServiceCallId(HOSTILE[0])]
+
+    assert words == ["rescheduled", "changed", "cancelled", "already_cancelled", "scheduled"]
+    assert (timer.state, timer.due_at, timer.correlation_id) == (TimerState.SCHEDULED, at(99), HOSTILE[0])
+    assert await _done(pages, "fire", key) == "rescheduled"
+    assert pages.site.store.timers[ACME, ServiceCallId(HOSTILE[0])].due_at == START
+    assert pages.site.woken[-1] == START
+
+
+async def test_a_wall_clock_time_is_read_in_the_zone_that_is_shown_and_never_guessed(pages: Pages) -> None:
+    key = {"tenant": "globex", "id": "b"}
+    zone = {"cookie": "zone=Europe/Berlin"}
+
+    summer = await pages.post("move", {**key, "due": "2030-07-01T12:00"}, zone)
+    twice = await pages.post("move", {**key, "due": "2030-10-27T02:30"}, zone)
+    never = await pages.post("move", {**key, "due": "2030-03-31T02:30"}, zone)
+    wrong = [await pages.post("move", {**key, "due": due}) for due in ("", "tomorrow", "0000-01-01T00:00Z")]
+    shown = (await pages.get("timer?tenant=globex&id=b", zone)).body.decode()
+
+    assert (summer.status, twice.status, never.status) == (303, 400, 400)
+    assert "2030-10-27T00:30:00Z or 2030-10-27T01:30:00Z" in twice.body.decode()
+    assert [reply.status for reply in wrong] == [400, 400, 400]
+    assert (
+        format_time(pages.site.store.timers[GLOBEX, call("b")].due_at or START) == "2030-07-01T10:00:00.000Z"
+    )
+    assert "2030-07-01 12:00:00.000 CEST (Europe/Berlin)" in shown
+
+
+async def test_what_somebody_chooses_is_kept_and_leads_back_to_the_page_only(pages: Pages) -> None:
+    reply = await pages.post("look", {"theme": "dark", "zone": "UTC", "next": "timers?tenant=acme"})
+    away = await pages.post("look", {"theme": "dark", "next": "https://evil.example"})
+    slash = await pages.post("look", {"theme": "dark", "next": "//evil.example"})
+    dark = (await pages.get("", cookie="theme=dark; zone=nowhere")).body.decode()
+
+    assert (reply.headers["location"], away.headers["location"]) == ("timers?tenant=acme", "./")
+    assert slash.headers["location"] == "./"
+    assert 'data-theme="dark"' in dark
+    assert (await pages.post("look", {"zone": "Nowhere/Else"})).status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("timers?state=Done", 400),
+        ("timers?after=x", 400),
+        ("timers?after=2030-01-01T00:00:00Z+acme+a&before=2030-01-01T00:00:00Z+acme+a", 400),
+        ("timers?from=yesterday", 400),
+        ("timers?tenant=a.b", 404),
+        ("timers?correlation=%00", 400),
+        ("timers?q=%ff", 400),
+        ("find?id=%20", 400),
+        ("find?id=none", 404),
+        ("timer?tenant=acme&id=none", 404),
+        ("timer", 404),
+        ("tenants?after=%3C", 404),
+        ("nothing", 404),
+        ("timers?x=" + "y" * 9_000, 414),
+    ],
+)
+async def test_what_is_not_understood_is_said(pages: Pages, path: str, status: int) -> None:
+    assert (await pages.get(path)).status == status
+
+
+async def test_one_id_of_one_tenant_is_found_at_once(pages: Pages) -> None:
+    reply = await pages.get("find?id=b")
+
+    assert (reply.status, reply.headers["location"]) == (303, "timer?tenant=globex&id=b")
+
+
+async def test_streams_carry_what_changed_and_end_at_once(pages: Pages) -> None:
+    parts, clock = pages.parts, pages.site.clock
+    desk = FiguresDesk(
+        parts.timers, parts.opened.store.insight, parts.health, clock.now, lambda: clock.elapsed_s
+    )
+    live = Live(desk, lambda: 0.5)
+    sent: list[bytes] = []
+    enough = asyncio.Event()
+
+    async def send(chunk: bytes) -> None:
+        sent.append(chunk)
+        if len(sent) == 2:
+            enough.set()
+
+    async with asyncio.TaskGroup() as tasks, live.running():
+        watching = tasks.create_task(_run(live.stream(None).run(send)))
+        await enough.wait()
+    assert watching.done()
+    assert sent[0] == b"retry: 3000\n\n"
+    assert b'"pending": "7"' in sent[1]
+    assert not re.search(rb"[<>]", b"".join(sent))
+
+
+async def test_too_many_streams_are_refused(pages: Pages) -> None:
+    parts, clock = pages.parts, pages.site.clock
+    live = Live(
+        FiguresDesk(parts.timers, parts.opened.store.insight, parts.health, clock.now, lambda: 0.0),
+        lambda: 0.5,
+    )
+
+    async def send(_: bytes) -> None:
+        pass
+
+    async with asyncio.TaskGroup() as tasks, live.running():
+        for _ in range(MAX_STREAMS):
+            tasks.create_task(_run(live.stream(None).run(send)))
+        await asyncio.sleep(0)
+        with pytest.raises(PageError) as refused:
+            live.stream(None)
+    assert refused.value.status == 503
+
+
+async def _run(stream: Any) -> None:
+    await stream
+
+
+def _timer(key: dict[str, str]) -> str:
+    return "timer?" + "&".join(f"{name}={_quoted(value)}" for name, value in key.items())
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in text.encode())
+
+
+async def _done(pages: Pages, to: str, form: dict[str, str]) -> str:
+    reply = await pages.post(to, form)
+    assert reply.status == 303, reply.body
+    return parse_qs(urlsplit(reply.headers["location"]).query)["done"][0]
