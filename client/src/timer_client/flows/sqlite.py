@@ -5,7 +5,7 @@ import inspect
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,7 +36,7 @@ class SqliteJournal:
         )
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
-        self._thread = ThreadPoolExecutor(1, "flow-journal")
+        self._thread: Executor = ThreadPoolExecutor(1, "flow-journal")
         self._waiting: deque[Waiting] = deque()
         self._turns: deque[asyncio.Future[None]] = deque()
         self._is_busy = self._is_closed = False
@@ -158,6 +158,21 @@ class MemoryJournal(SqliteJournal):
 
     def __init__(self) -> None:
         super().__init__(":memory:")
+        # There is no disk to wait for, and a test that spins on the event loop would starve a thread.
+        self._thread = _Here()
+
+
+class _Here(Executor):
+    """Does at once what a thread would do later."""
+
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> "Future[T]":
+        """Do it."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(function(*arguments, **named))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 @lru_cache(100)

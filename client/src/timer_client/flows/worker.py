@@ -40,7 +40,7 @@ class Worker:
         return now_ms + round((self._flows.timers.stopwatch() - stopwatch) * 1000)
 
     def learn(self, now_ms: int, *, is_news: bool = False) -> None:
-        """Take note of what the service says; an event may have waited for long, an answer is news."""
+        """Remember what the service says; an event may have waited for long, an answer is news."""
         if is_news or now_ms > self.now_ms():
             self._since = now_ms, self._flows.timers.stopwatch()
 
@@ -59,6 +59,9 @@ class Worker:
             )
             if isinstance(taken, Left):
                 return await self._pass_over(run_id, firing, taken)
+            if firing.deliveries > 1:
+                # As below: whoever had it may have died between recording a branch's sleep and arming it.
+                await self.arm(run_id, _wakes(memo for memo in taken.memos if not memo.done))
             self._tell("flow.woken", run_id, lateness_ms=firing.lateness // timedelta(milliseconds=1))
             if not await self._go_on(taken):
                 return None

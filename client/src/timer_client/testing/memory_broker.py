@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, ConsumerInfo, PubAck
 from nats.js.errors import NotFoundError
 
-_NEXT: Final = "$JS.API.CONSUMER.MSG.NEXT."
+NEXT: Final = "$JS.API.CONSUMER.MSG.NEXT."
 _ACK: Final = "$JS.ACK."
 _CONSUMER_NOT_FOUND: Final = 10014
 
@@ -109,7 +109,7 @@ class MemoryBroker:
     async def publish(self, subject: str, body: bytes, *, reply: str = "", **_: object) -> PubAck:
         """Publish a command, ask for events, or answer for one."""
         await asyncio.sleep(0)
-        if subject.startswith(_NEXT):
+        if subject.startswith(NEXT):
             self._asked(subject.rpartition(".")[2], body, reply)
         elif subject.startswith(_ACK):
             self._answered(subject.split("."), body)
@@ -148,6 +148,13 @@ class MemoryBroker:
     def next_at(self) -> datetime | None:
         """Return when something comes again that was given back for a while."""
         return min((at for durable in self.durables.values() for at, _ in durable.later), default=None)
+
+    def lose_workers(self) -> None:
+        """Deliver again whatever was delivered and not answered, as the broker does after a while."""
+        for durable in self.durables.values():
+            durable.pending.extendleft(sorted(durable.unanswered, reverse=True))
+            durable.unanswered.clear()
+            durable.pulls.clear()
 
     def at_work(self) -> list[str]:
         """Return the durable consumers whose workers have not finished."""
