@@ -12,8 +12,9 @@ from timer_service.config import Settings
 from timer_service.domain.api_keys import ALL_TENANTS, ApiKey, Scope, digest_of
 from timer_service.domain.messages import Command, TenantId
 from timer_service.page import PageParts, build_page
-from timer_service.ports.health import Health
+from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.stores import OpenedStore
+from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.secrets import MemorySecretStore
 
 HOST = "127.0.0.1:8070"
@@ -33,11 +34,13 @@ class Pages:
         await self.site.open()
         store, clock = self.site.store, self.site.clock
         self.parts = PageParts(
-            opened=OpenedStore(store, MemorySecretStore(), self.site.keys),
+            opened=OpenedStore(store, MemorySecretStore(), self.site.keys, MemoryAudit()),
             timers=self.site.timers,
             deliveries=self.site.deliveries,
             explanations=explanations(store, clock),
             letters=NoBroker(store).letter_box,
+            recent=lambda: Recent(0, 0, None, None),
+            lateness_history=lambda: LatenessHistory((0.01, 1.0), ()),
             health=lambda: Health(None, {}),
             clock=clock,
             elapsed_s=lambda: clock.elapsed_s,

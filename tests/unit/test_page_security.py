@@ -85,7 +85,7 @@ async def test_a_page_on_loopback_is_open_and_one_that_others_reach_is_not() -> 
     reached = [await Pages(settings).open() for settings in others]
 
     assert (await local.get()).status == 200
-    assert (await local.get(**{"x-forwarded-for": "192.0.2.7"})).status == 401
+    assert (await local.get("", {"x-forwarded-for": "192.0.2.7"})).status == 401
     assert [(await pages.get()).status for pages in reached] == [401] * 4
 
 
