@@ -49,10 +49,6 @@ COLUMNS: Final[dict[str, type]] = {
     "fingerprint": str,
 }
 """The columns of a timer, in the order of `row` and `timer`, and what each holds."""
-FEW: Final = list(COLUMNS).index("due_stream_created_us")
-"""How many of them tell all about most timers."""
-DEFAULTS: Final = tuple(0 if name in {"sink", "callback_revision"} else None for name in list(COLUMNS)[FEW:])
-"""What the table itself puts into the others."""
 TIMER_COLUMNS: Final = ", ".join(COLUMNS)
 DUE_COLUMNS: Final = (
     "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate, "

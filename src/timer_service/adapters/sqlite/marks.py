@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import lru_cache
+from datetime import datetime
 from typing import Final, Protocol
 
 import aiosqlite
@@ -21,13 +22,12 @@ from timer_service.domain.timer import TimerState, state_of
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
 # from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
 MARK_REACHED: Final = """
-UPDATE timer_schedules SET state = fired.state,
-  reached_at = iif(fired.state = 'Reached', fired.at, NULL),
-  expired_at = iif(fired.state = 'Expired', fired.at, NULL)
+UPDATE timer_schedules SET state = :state,
+  reached_at = iif(:state = 'Reached', :at, NULL),
+  expired_at = iif(:state = 'Expired', :at, NULL)
 FROM (
-  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
-    value ->> 3 AS state, value ->> 4 AS at
-  FROM json_each(?)
+  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation
+  FROM json_each(:fired)
 ) AS fired
 WHERE timer_schedules.tenant_id = fired.tenant_id
   AND timer_schedules.service_call_id = fired.service_call_id
@@ -48,9 +48,6 @@ WHERE timer_schedules.tenant_id = claimed.tenant_id
   AND +timer_schedules.state = 'Scheduled'
 RETURNING timer_schedules.tenant_id, timer_schedules.service_call_id
 """
-
-_text: Final = lru_cache(maxsize=8)(text)
-"""All of a batch are reached at one moment."""
 
 
 class Changes(Protocol):
@@ -124,11 +121,15 @@ class Marks:
             mark.marked, mark.error = count, error
 
     async def _execute(self, mark: _Mark) -> int:
-        fired = [
-            (*event.key, event.generation, state_of(event).value, _text(event.at)) for event in mark.events
-        ]
-        cursor = await self._writer.execute(MARK_REACHED, (json.dumps(fired),))
+        # Nearly always all of a batch have one state and one moment, which are then not read for each row.
+        groups = defaultdict[tuple[TimerState, datetime], list[tuple[str, str, int]]](list)
+        for event in mark.events:
+            groups[state_of(event), event.at].append((*event.key, event.generation))
+        marked = 0
+        for (state, at), fired in groups.items():
+            parameters = {"state": state.value, "at": text(at), "fired": json.dumps(fired)}
+            marked += (await self._writer.execute(MARK_REACHED, parameters)).rowcount
         if mark.sink is Sink.HTTP:
             # In the same transaction: a timer is never reached without its delivery, nor the reverse.
             await open_deliveries(self._writer, mark.events)
-        return cursor.rowcount
+        return marked

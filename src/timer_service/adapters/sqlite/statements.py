@@ -4,11 +4,15 @@ A batch goes into a statement as one JSON text. SQLite then works it off in one 
 with a step for each row the two would wait for each other at every row.
 """
 
+import json
 from collections.abc import Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 from timer_service.adapters import rows
 from timer_service.domain.callback import Sink
+
+_CALL: Final = list(rows.COLUMNS).index("service_call_id")
 
 # The rows that a batch of commands is about, found by primary key.
 LOAD: Final = f"""
@@ -18,20 +22,25 @@ CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value ->> 0 AND t.servic
 """  # noqa: S608 - the column list is a constant
 
 
-def save(columns: Sequence[str]) -> str:
-    """Return the statement that keeps rows of these columns, and the defaults of the table in all others."""
+def save(saved: Sequence[tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
+    """Return the statement that saves rows as the domain's rules left them, and its parameters."""
+    # Most columns have one value in a whole batch, or none. Such a value is bound once: to read it out of the
+    # JSON of each row would take two thirds of the time.
+    columns = list(zip(*saved, strict=True))
+    each = tuple(i for i, values in enumerate(columns) if i == _CALL or values.count(values[0]) < len(values))
+    shared = {f"value{i}": values[0] for i, values in enumerate(columns) if i not in each}
+    return _save(each), {"rows": json.dumps(list(zip(*(columns[i] for i in each), strict=True))), **shared}
+
+
+@lru_cache(maxsize=64)
+def _save(each: tuple[int, ...]) -> str:
+    values = [f"value ->> {each.index(i)}" if i in each else f":value{i}" for i, _ in enumerate(rows.COLUMNS)]
     return f"""
-INSERT INTO timer_schedules ({", ".join(columns)})
-SELECT {", ".join(f"value ->> {index}" for index, _ in enumerate(columns))}
-FROM json_each(?) WHERE true
+INSERT INTO timer_schedules ({rows.TIMER_COLUMNS})
+SELECT {", ".join(values)} FROM json_each(:rows) WHERE true
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
-"""  # noqa: S608
+"""  # noqa: S608 - constants
 
-
-# Rows as the domain's rules left them. SQLite looks up each value of a row by itself, and the later ones take
-# longer: a timer without a past, as most are, is saved by its first columns in two thirds of the time.
-SAVE: Final = save(list(rows.COLUMNS))
-SAVE_FEW: Final = save(list(rows.COLUMNS)[: rows.FEW])
 
 NEXT_DUE: Final = """
 SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > ?

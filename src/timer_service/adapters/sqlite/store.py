@@ -131,20 +131,14 @@ class SqliteTimerStore:
                     changes.pending += _is_pending(timers[key]) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
-                await self._save([rows.row(timer) for timer in changed.values()])
+                saved = [rows.row(timer) for timer in changed.values()]
+                await self._writer.connection.execute(*statements.save(saved))
                 if rule is rules.decide:
                     callbacks = accepted_callbacks(commands, outcomes)
                     dropped = dropped_callbacks(commands, outcomes)
                     await keep_callbacks(self._writer.connection, callbacks, dropped, now)
                 await advance_epochs(self._writer.connection, commands)
         return outcomes, timers
-
-    async def _save(self, changed: list[tuple[Any, ...]]) -> None:
-        few = [row[: rows.FEW] for row in changed if row[rows.FEW :] == rows.DEFAULTS]
-        rest = [row for row in changed if row[rows.FEW :] != rows.DEFAULTS] if len(few) < len(changed) else []
-        for statement, values in ((statements.SAVE_FEW, few), (statements.SAVE, rest)):
-            if values:
-                await self._writer.connection.execute(statement, (json.dumps(values),))
 
     @asynccontextmanager
     async def claim_due(
