@@ -1,6 +1,5 @@
 """A due timer, and which event its firing gets."""
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from timer_service.domain.messages import (
@@ -14,9 +13,10 @@ from timer_service.domain.messages import (
     Trace,
 )
 from timer_service.domain.timer import TimerState
+from timer_service.domain.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class DueTimer(Keyed):
     """What firing needs of a due timer."""
 

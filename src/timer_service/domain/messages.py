@@ -1,12 +1,13 @@
 """What callers say to the service and what it says to them."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import NewType
 from uuid import UUID
 
 from timer_service.domain.callback import Callback, NoCallback
+from timer_service.domain.values import value
 
 TenantId = NewType("TenantId", str)
 ServiceCallId = NewType("ServiceCallId", str)
@@ -37,7 +38,7 @@ class Keyed:
         return self.tenant_id, self.service_call_id
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@value(frozen=True, slots=True, order=True)
 class Position:
     """Where a command stands among all commands: by the epoch of its stream, then by the sequence."""
 
@@ -48,7 +49,7 @@ class Position:
     """When the broker stored the command, in microseconds since 1970; 0 if it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Trace:
     """The W3C trace context of a command, carried to its event."""
 
@@ -56,7 +57,7 @@ class Trace:
     state: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ScheduleTimer(Keyed):
     """Wake me at this time; a repeated command moves the time."""
 
@@ -77,7 +78,7 @@ class ScheduleTimer(Keyed):
     """How long after the due time its event is still of use; None if forever."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CancelTimer(Keyed):
     """The timer is no longer wanted."""
 
@@ -90,7 +91,7 @@ class CancelTimer(Keyed):
 Command = ScheduleTimer | CancelTimer
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class _Firing(Keyed):
     """What one generation of a timer came to."""
 

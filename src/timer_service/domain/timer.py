@@ -18,7 +18,7 @@ Commands of the stream are applied, requests are decided: two ways to the same t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -39,6 +39,7 @@ from timer_service.domain.messages import (
     Trace,
     short_digest,
 )
+from timer_service.domain.values import value
 
 
 class TimerState(StrEnum):
@@ -74,7 +75,7 @@ FINAL: Final = {TimerState.REACHED: Outcome.ALREADY_REACHED, TimerState.EXPIRED:
 """States that nothing changes any more, and what a command for such a timer does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Timer(Keyed):
     """One timer of one tenant, for its whole life."""
 
