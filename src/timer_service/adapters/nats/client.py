@@ -9,29 +9,22 @@ message. Bulk messages take a shorter path here: `publish_all` out, `deliver_at_
 """
 
 import asyncio
-import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-import nats.protocol.parser
 from nats.aio.client import PING_PROTO, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 
+from timer_service.adapters.nats.reading import MessageParser
+
 PART_BYTES: Final = 1024 * 1024
 """This much may gather before we wait until the socket has taken it."""
 
 _NO_STATUS: Final = b"NATS/1.0\r\n"
-_TOKEN: Final = rb"([^ \t\r\n]+)[ \t]+"
-
-# The protocol separates by spaces and tabs only; nats-py takes every white space for a separator.
-nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG[ \t]+" + _TOKEN + _TOKEN + rb"(" + _TOKEN + rb")?(\d+)\r\n")
-nats.protocol.parser.HMSG_RE = re.compile(
-    rb"\AHMSG[ \t]+" + _TOKEN + _TOKEN + rb"(" + _TOKEN + rb")?(\d+)[ \t]+(\d+)\r\n"
-)
 
 
 class Outgoing(NamedTuple):
@@ -54,6 +47,7 @@ class TolerantClient(Client):
 
     def __init__(self) -> None:
         super().__init__()
+        self._ps = MessageParser(self)
         self._at_once: dict[int, Any] = {}
         self.told_servers: tuple[str, ...] = ()
         """The addresses of the cluster, as the server last announced them."""
