@@ -31,6 +31,20 @@ async def test_a_subject_that_we_may_not_publish_to_fails_alone() -> None:
     assert (refused.outcome, refused.detail) == (Published.REJECTED, forbidden)
 
 
+async def test_a_refusal_counts_only_for_what_was_sent_before_it() -> None:
+    async def react(client: FakeClient, inbox: str) -> None:
+        await asyncio.sleep(0.001)
+        await client.answer(f"{inbox}.0", STORED)
+
+    publisher = Publisher(frozenset({"TIMER_EVENTS"}), lambda: None, look_alike_grace_s=0.0)
+    await publisher.start(FakeClient(react).client)
+
+    publisher.error_reported(Exception('nats: permissions violation for publish to "timer.events.acme.x"'))
+    [stored] = await publisher.publish(EVENTS[:1])
+
+    assert stored.outcome is Published.CONFIRMED
+
+
 @pytest.mark.parametrize(
     "confirmation",
     [STORED, b'{"seq":1,"stream":"TIMER_EVENTS"}', b'{"domain":"hub","stream":"TIMER_EVENTS","seq":1}'],

@@ -26,7 +26,8 @@ class Answers(Generic[T]):
         self._client: TolerantClient | None = None
         self._inbox = ""
         self._groups: dict[int, _Group[T]] = {}
-        self._sent = 0
+        self.sent = 0
+        """How many groups were sent so far."""
 
     async def start(self, client: TolerantClient) -> None:
         """Listen for answers on a connection, unless we do already."""
@@ -43,17 +44,21 @@ class Answers(Generic[T]):
         self._client = None
         self.settle(self._lost)
 
-    def settle(self, answer: T, subject: str | None = None) -> None:
-        """Take this for the answer to all that waits, or only to what went to a subject, in whatever case."""
-        for group in self._groups.values():
-            group.settle_rest(answer, subject)
+    def settle(self, answer: T, subject: str | None = None, up_to: int | None = None) -> None:
+        """Take this for the answer to all that waits, or only to what went to a subject, in whatever case.
+
+        And only of the groups up to one, if it is given: what was sent later has answers of its own.
+        """
+        for number, group in self._groups.items():
+            if up_to is None or number <= up_to:
+                group.settle_rest(answer, subject)
 
     async def to(self, messages: Sequence[Outgoing], timeout_s: float) -> list[T]:
         """Send all messages and return what became of each."""
         if self._client is None:
             return [self._lost] * len(messages)
-        self._sent += 1
-        number, group = self._sent, _Group[T](messages)
+        self.sent += 1
+        number, group = self.sent, _Group[T](messages)
         self._groups[number] = group
         try:
             # A wait without a limit would hold the group forever once the broker is gone.

@@ -94,7 +94,7 @@ class Publisher:
             self._batches.leave_open()
             result = PublishResult(Published.REJECTED, str(error))
             asyncio.get_running_loop().call_later(
-                self._look_alike_grace_s, self._answers.settle, result, match[1]
+                self._look_alike_grace_s, self._answers.settle, result, match[1], self._answers.sent
             )
 
     def _read(self, message: Msg) -> PublishResult | None:
