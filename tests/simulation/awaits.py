@@ -16,6 +16,7 @@ PACKAGE = Path(timer_service.__file__).parent
 WATCHED = (
     "workflows/schedule_timers.py",
     "workflows/fire_due_timers.py",
+    "workflows/open_questions.py",
     "workflows/decide_timer.py",
     "workflows/purge_timers.py",
     "workflows/hand_over.py",

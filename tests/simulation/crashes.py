@@ -104,11 +104,20 @@ STORIES: dict[str, Plan] = {
             _ask(0.21, "get", "acme", "order-1"),
             _ask(0.21, "get", "acme", "order-9"),
             _ask(0.21, "list", "acme"),
+            Asking(0.21, "timer.api.acme.explain", b'{"serviceCallId": "order-1"}', None),
             Asking(0.21, "timer.api.acme.cancel", b"no call", None),
             _ask(0.26, "cancel", "acme", "order-1"),
             _ask(0.265, "cancel", "acme", "order-3"),
             _ask(0.3, "cancel", "globex", "order-1"),
         ],
+    ),
+    "commands that are applied while the broker is asked what waits": _plan(
+        *(_schedule(0.2, "acme", f"order-{number}", 0.25 + number / 400, number) for number in range(1, 13)),
+        *(
+            _schedule(0.25 + number / 400, "globex", f"order-{number}", 5.0, 20 + number)
+            for number in range(1, 13)
+        ),
+        net_latency_s=0.01,
     ),
     "two requests for one timer at once": _plan(
         askings=[
@@ -434,8 +443,12 @@ NEVER_WAITS = {
         "workflows/fire_due_timers.py",
         "_take_back(claim, undecided)",
     ): "only where the connection ends meanwhile",
+    (
+        "workflows/fire_due_timers.py",
+        "async with owned(asking)",
+    ): "only where the claim fails: otherwise the question is answered by then",
     ("workflows/decide_timer.py", "self._work([waiting])"): "only after an error that nobody expects",
-    ("bootstrap.py", "enter_async_context(api)"): "the simulation has no HTTP",
+    ("bootstrap.py", "enter_async_context(way_in)"): "the simulation has no HTTP",
     ("timers.py", "self._desk.decide_all(requests)"): "the same",
     ("workflows/decide_timer.py", "self._placed([_Waiting("): "the same",
     ("workflows/decide_timer.py", "self._store.decide(placed,"): "the same",

@@ -33,6 +33,7 @@ from timer_service.workflows import (
     deliver_callbacks,
     fire_due_timers,
     hold_back,
+    open_questions,
     purge_timers,
     schedule_timers,
     unanswered,
@@ -141,6 +142,10 @@ def _attempts_for_a_breaker() -> Change:
 
 def _first_epoch(created_us: int) -> StreamEpoch:
     return StreamEpoch(created_us, created_us)
+
+
+async def _at_once(_: open_questions.OpenQuestions) -> None:
+    """Wait for nothing."""
 
 
 PLANTED: dict[str, Callable[[], Change]] = {
@@ -363,6 +368,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ("            self._singly_until = now_s() + SINGLY_FOR_S", "            return _CONFIRMED"),
     ),
     "fire without asking what waits": lambda: replaced(catch_up.CatchUp, "is_off", property(lambda _: True)),
+    "what is applied while the broker is asked is acknowledged at once": lambda: replaced(
+        open_questions.OpenQuestions, "answered", _at_once
+    ),
     "a silent command stream is waited for forever": lambda: rewritten(
         unanswered.Unanswered, "note", ("if self._looks[0].counted > over:", "if True:")
     ),

@@ -1,5 +1,6 @@
 """Due timers are published first and marked once the broker has them."""
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 
@@ -23,6 +24,8 @@ from timer_service.workflows.fire_due_timers import (
     publish_due_timers,
 )
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
+from timer_service.workflows.open_questions import OpenQuestions
+from timer_service.workflows.schedule_timers import schedule_timers
 
 NO_CHANGE = HoldBackChange(held=0, freed=0)
 
@@ -37,6 +40,7 @@ class Desk:
         self.bus = RecordingBus(self.broker)
         self.hold_back = HoldBack()
         self.catch_up = CatchUp(timedelta(seconds=30))
+        self.questions = OpenQuestions()
 
     async def keep(self, *commands: Command) -> None:
         await self.store.apply(commands, self.clock.now())
@@ -51,6 +55,7 @@ class Desk:
             limit=limit,
             hold_back=self.hold_back,
             catch_up=self.catch_up,
+            questions=self.questions,
         )
 
     async def fire(self, limit: int = 100) -> FireReport:
@@ -467,10 +472,37 @@ async def test_a_time_is_reached_when_its_timer_was_found_and_never_before_the_l
     assert (await desk.fire()).confirmed == [reached("order-1", 1, reached_s=reached_s)]
 
 
-async def test_the_store_is_read_after_the_broker_has_told() -> None:
+async def test_what_is_applied_while_the_broker_is_asked_is_acknowledged_once_it_has_told() -> None:
+    desk = Desk()
+    await desk.keep(schedule("order-1", 0))
+    send_cancel(desk, "order-1")
+
+    async with asyncio.TaskGroup() as tasks:
+
+        async def it_is_applied() -> None:
+            scheduling = schedule_timers(
+                batch=await desk.broker.receive(),
+                store=desk.store,
+                clock=desk.clock,
+                questions=desk.questions,
+            )
+            tasks.create_task(scheduling)
+            for _ in range(9):  # As far as it gets.
+                await asyncio.sleep(0)
+
+        desk.bus.before_telling = it_is_applied
+        report = await desk.fire()
+
+    # The store was read before that.
+    assert (report.confirmed, report.catch_up.waiting) == ([], 1)
+    assert (await desk.broker.backlog({})).tenants == frozenset()
+
+
+async def test_with_somebody_waiting_the_store_is_read_after_the_broker_has_told() -> None:
     desk = Desk()
     await desk.keep(schedule("order-1", 0))
     sequence = send_cancel(desk, "order-1")
+    await desk.fire()
 
     async def another_instance_applies_it() -> None:
         await desk.store.apply([cancel("order-1", number=2)], desk.clock.now())

@@ -14,6 +14,7 @@ from timer_service.workflows.catch_up import CatchUp
 from timer_service.workflows.decide_timer import RequestDesk
 from timer_service.workflows.fire_due_timers import publish_due_timers
 from timer_service.workflows.hold_back import HoldBack
+from timer_service.workflows.open_questions import OpenQuestions
 
 
 async def test_a_request_is_answered_and_ordered() -> None:
@@ -55,6 +56,7 @@ async def test_what_is_due_on_the_bus_stays_scheduled_and_says_why() -> None:
         limit=10,
         hold_back=HoldBack(),
         catch_up=CatchUp(timedelta(seconds=30)),
+        questions=OpenQuestions(),
     ) as batch:
         report = await batch.mark()
 

@@ -13,6 +13,7 @@ from timer_service.domain.errors import RefusalReason, StoreFailed
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.command_source import Refusal
 from timer_service.testing import ManualClock, MemoryEventBus
+from timer_service.workflows.open_questions import OpenQuestions
 from timer_service.workflows.schedule_timers import ScheduleReport, schedule_timers
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class Desk:
         self.clock = ManualClock()
         self.store = FragileStore()
         self.bus = MemoryEventBus(self.clock, Subjects("timer"))
+        self.questions = OpenQuestions()
 
     def schedule(self, name: str, due_s: float) -> None:
         self._send("ScheduleTimer", messages.schedule("acme", name, at(due_s)))
@@ -40,7 +42,9 @@ class Desk:
 
     async def work(self) -> ScheduleReport:
         """Handle the batch at hand."""
-        return await schedule_timers(batch=await self.bus.receive(), store=self.store, clock=self.clock)
+        return await schedule_timers(
+            batch=await self.bus.receive(), store=self.store, clock=self.clock, questions=self.questions
+        )
 
 
 async def test_commands_are_kept_and_acknowledged() -> None:
@@ -182,7 +186,7 @@ async def test_letters_wait_while_the_broker_is_away_and_commands_do_not() -> No
     batch = await desk.bus.receive()
     desk.bus.connected = False
 
-    report = await schedule_timers(batch=batch, store=desk.store, clock=desk.clock)
+    report = await schedule_timers(batch=batch, store=desk.store, clock=desk.clock, questions=desk.questions)
 
     assert report == ScheduleReport(
         commands=Counter({("ScheduleTimer", Outcome.SCHEDULED): 1}),

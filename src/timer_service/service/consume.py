@@ -17,6 +17,7 @@ class Consuming:
         self._store = around.store
         self._source = around.source
         self._clock = around.clock
+        self._questions = around.questions
         self._metrics = around.metrics
         self._work_log = around.work_log
         self._applied = applied
@@ -26,7 +27,9 @@ class Consuming:
         """Apply batches until stopped; what is not acknowledged by then stays with the broker."""
         while (batch := await self._next_batch()) is not None:
             try:
-                report = await schedule_timers(batch=batch, store=self._store, clock=self._clock)
+                report = await schedule_timers(
+                    batch=batch, store=self._store, clock=self._clock, questions=self._questions
+                )
             except GivenUp:
                 return
             self._applied(report)

@@ -122,6 +122,7 @@ class Firing:
         self._sink = route.sink
         self._fired = route.fired
         self._clock = around.clock
+        self._questions = around.questions
         self._backoff = Backoff(around.chance)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
@@ -233,6 +234,7 @@ class Firing:
                     limit=limit,
                     hold_back=self._hold_back,
                     catch_up=self._catch_up,
+                    questions=self._questions,
                 ) as batch:
                     count(len(batch.report.confirmed))
                     # Nobody may look while timers that have to fire are hidden in this claim.

@@ -12,6 +12,7 @@ from timer_service.ports.command_source import CommandSource
 from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
+from timer_service.workflows.open_questions import OpenQuestions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,4 +29,5 @@ class Surroundings:
     sender: CallbackSender | None = None
     """Without these two no timer fires over HTTP."""
     work_log: WorkLog = field(default_factory=WorkLog)
+    questions: OpenQuestions = field(default_factory=OpenQuestions)
     elapsed_s: Callable[[], float] = time.monotonic

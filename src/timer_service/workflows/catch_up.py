@@ -26,6 +26,7 @@ MAX_ASKED = 200
 """Tenants that a look asks about by name; the others take their turn."""
 RECENT_FENCES = 16
 """Last looks that are remembered; of older ones one for each sixteenth of the limit."""
+_SILENT = "the command stream does not answer: due timers fire once they have waited for TIMER_CATCH_UP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,11 @@ class CatchUp:
         return not self._limit
 
     @property
+    def is_at_ease(self) -> bool:
+        """Whether nobody waited and the broker answered so far, as nearly always."""
+        return not (self.is_off or self._blocked or self._given_up or self._stream_silence.is_silent)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether due timers wait for commands."""
         return bool(self._blocked)
@@ -164,9 +170,7 @@ class CatchUp:
     @property
     def warning(self) -> str | None:
         """What an operator has to know while timers fire without an answer of the command stream."""
-        if not self._stream_silence.is_given_up:
-            return None
-        return "the command stream does not answer: due timers fire once they have waited for TIMER_CATCH_UP"
+        return _SILENT if self._stream_silence.is_given_up else None
 
     def ask_again(self) -> None:
         """Let the next look ask by itself: the command stream has answered somebody else."""

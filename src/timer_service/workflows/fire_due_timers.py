@@ -1,7 +1,7 @@
 """Tell the world that due times were reached."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -12,9 +12,11 @@ from timer_service.domain.timer import TimerState
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandBacklog
 from timer_service.ports.event_sink import EventSink, Published, PublishResult
-from timer_service.ports.timer_store import Claim, DueTimers
+from timer_service.ports.timer_store import Claim, DueTimers, HeldBack
+from timer_service.waiting import owned
 from timer_service.workflows.catch_up import CatchUp, CatchUpChange, Waits
 from timer_service.workflows.hold_back import HoldBack, HoldBackChange
+from timer_service.workflows.open_questions import OpenQuestions
 
 _NO_CHANGE = HoldBackChange(held=0, freed=0)
 _NOT_PUBLISHED = frozenset({Published.REJECTED, Published.STREAM_REFUSED})
@@ -70,6 +72,7 @@ async def publish_due_timers(
     limit: int,
     hold_back: HoldBack,
     catch_up: CatchUp,
+    questions: OpenQuestions,
 ) -> AsyncIterator[PublishedBatch]:
     """Publish one batch of due timers; it stays claimed, so that it can be marked, until this is left."""
     # Publish before marking: a crash in between repeats the event under its id. The other order loses it.
@@ -77,11 +80,11 @@ async def publish_due_timers(
     if hold_back.everything_until(now) is not None:
         yield PublishedBatch(_nothing(now))
         return
-    # Ask after the clock was read and before the store is: what the broker had stored by now is either told
-    # as waiting or applied, by whichever instance. In any other order a command could be missed.
-    waits = await _who_waits(source, sink, catch_up, now)
-    passed_over = waits.passed_over(hold_back.at(now))
-    async with store.claim_due(waits.due_by, hold_back.at_once(limit), passed_over) as claim:
+    asking = _who_waits(source, sink, catch_up, now)
+    claiming = _Claiming(store, hold_back.at_once(limit), hold_back.at(now))
+    at_ease = catch_up.is_at_ease and sink.problem is None
+    look = claiming.beside(asking, questions, now) if at_ease else claiming.after(asking)
+    async with look as (waits, claim):
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
         # Not the time of the look: what came in since is among them. Nor earlier, if the clock was set back.
         at = max(now, clock.now())
@@ -101,6 +104,41 @@ async def publish_due_timers(
             more=claim.more or lost,
         )
         yield PublishedBatch(report, claim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claiming:
+    """Claims what is due, knowing who waits for commands.
+
+    The broker is asked after the clock was read: what it had stored by then is either told as waiting or is
+    applied, by whichever instance, and seen by the claim.
+    """
+
+    store: DueTimers
+    limit: int
+    held_back: HeldBack
+
+    @asynccontextmanager
+    async def after(self, asking: Coroutine[None, None, Waits]) -> AsyncIterator[tuple[Waits, Claim]]:
+        """Claim once it is known who waits, and pass over their timers."""
+        waits = await asking
+        async with self.store.claim_due(waits.due_by, self.limit, waits.passed_over(self.held_back)) as claim:
+            yield waits, claim
+
+    @asynccontextmanager
+    async def beside(
+        self, asking: Coroutine[None, None, Waits], questions: OpenQuestions, now: datetime
+    ) -> AsyncIterator[tuple[Waits, Claim]]:
+        """Claim at the same time, because nearly always nobody waits: the timer goes out sooner."""
+        async with owned(asking) as (asked,), AsyncExitStack() as stack:
+            # What other instances apply to a claimed timer waits for the claim; what we apply ourselves is
+            # not acknowledged before the answer. Either way the broker still tells of it.
+            with questions.asking():
+                claim = await stack.enter_async_context(self.store.claim_due(now, self.limit, self.held_back))
+                waits: Waits = await asked
+            if waits.due_by < now:
+                raise BusUnavailable("the command stream does not answer")
+            yield waits, claim
 
 
 async def _publish(

@@ -10,6 +10,7 @@ from timer_service.domain.timer import Outcome
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandBatch, Refusal
 from timer_service.ports.timer_store import TimerStore
+from timer_service.workflows.open_questions import OpenQuestions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,16 @@ class ScheduleReport:
     """The earliest due time that this batch set."""
 
 
-async def schedule_timers(*, batch: CommandBatch, store: TimerStore, clock: Clock) -> ScheduleReport:
+async def schedule_timers(
+    *, batch: CommandBatch, store: TimerStore, clock: Clock, questions: OpenQuestions
+) -> ScheduleReport:
     """Apply a batch of commands in one transaction, acknowledge it, and set aside what is not a command."""
     outcomes: list[Outcome] = []
     if batch.commands:
         outcomes = await store.apply(batch.commands, clock.now())
         # Acknowledge after the commit: a crash in between repeats the commands, which changes nothing.
         # The other order would lose them.
+        await questions.answered()
         await batch.acknowledge()
     refusals = await batch.dead_letter()
     return ScheduleReport(

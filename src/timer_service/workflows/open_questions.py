@@ -1,0 +1,32 @@
+"""The questions of looks for due timers that the broker has not answered yet."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class OpenQuestions:
+    """Lets a look read the store while the broker still says which commands wait.
+
+    A command that is applied once the store was read, and acknowledged before the broker answers, would be in
+    neither. So whatever is applied while a question is open is acknowledged once that is answered.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Event] = set()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Hold back acknowledgements while the block runs."""
+        answered = asyncio.Event()
+        self._open.add(answered)
+        try:
+            yield
+        finally:
+            self._open.remove(answered)
+            answered.set()
+
+    async def answered(self) -> None:
+        """Wait until what is asked now is answered; what is asked later has seen what is applied now."""
+        for question in list(self._open):
+            await question.wait()
