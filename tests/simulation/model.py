@@ -633,7 +633,8 @@ class Model:
         if wish.delay_ms is None or after.due_ms is None:
             return wish
         asked_ms = after.due_ms - wish.delay_ms
-        too_late = asked_ms > self.around.wall_shown_since(request.sent_at - 10)
+        # A delay counts from the next millisecond.
+        too_late = asked_ms > self.around.wall_shown_since(request.sent_at - 10) + 1
         stepped = self.around.disturbed(request.sent_at, self.around.now())
         too_early = asked_ms < request.sent_ms and not stepped
         return wish if too_late or too_early else replace(wish, due_ms=after.due_ms)
