@@ -17,6 +17,9 @@ SCREENS: Final = {
     "timer": "timer?tenant=acme&id=order-7",
     "timer-reached": "timer?tenant=acme&id=paid-3",
     "timer-cancelled": "timer?tenant=acme&id=withdrawn",
+    "load": "load",
+    "activity": "activity",
+    "refused": "refused",
     "tenants": "tenants",
     "system": "system",
 }
