@@ -242,7 +242,7 @@ async def test_the_service_answers_the_micro_service_verbs(world: World) -> None
 
     assert info["name"] == ping["name"] == stats["name"] == "timer"
     endpoints = {endpoint["name"]: endpoint for endpoint in info["endpoints"]}
-    assert set(endpoints) == {"get", "list", "schedule", "cancel", "status", "clock-accept"}
+    assert set(endpoints) == {"get", "list", "explain", "schedule", "cancel", "status", "clock-accept"}
     schemas = {
         (name, kind): json.loads(endpoint["metadata"][kind])
         for name, endpoint in endpoints.items()

@@ -372,8 +372,8 @@ class Broker:
                 batches.end(place.batch)  # Then nothing else is answered.
         for answer in answers:
             self.watcher.note(f"broker: {place} is answered with {answer}")
-            if "batch" in answer or self.random.random() >= faults.lost_confirmations:
-                link.down(Message(message.reply, json.dumps(answer).encode()))
+            # Not lost by itself: it goes before the last answer, on the same way.
+            link.down(Message(message.reply, json.dumps(answer).encode()))
         return not answers
 
     def _confirm(self, link: "Link", message: Message, answer: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ FOUND = {
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",
     32_066: "a confirmation that came while the process was frozen counted as known",
     31_507: "letters that came late after a loss of the tail were not waited for",
-    90_127: "nothing so far: a command is lost here after it was delivered, as in 30025",
+    90_127: "a letter was dropped for that of a message which had its place before the tail was lost",
     60_262: "an event was taken for one that was refused before, on a subject in another case",
     30_100: "refused messages that were deleted were still remembered, for their two minutes",
     30_335: "a timer waited for a refused message whose letter could not be written",

@@ -37,6 +37,7 @@ ALLOWED = {
     ("test_consumer.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
     ("kills.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
     ("test_callbacks.py", "client.request(method, self.url"): "aiohttp, which waits for five minutes",
+    ("callback_site.py", "self._client.request(method, url"): "aiohttp, which waits for five minutes",
     ("test_lost_tail.py", "self.client.jetstream(timeout=5)"): "tried again until the broker is back",
     ("load.py", "self.client.jetstream(timeout=1)"): "the tenant sends again",
     ("load.py", '.cancel", request, timeout=3)'): "without an answer the ledger expects either outcome",

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final
 
 import structlog
@@ -225,11 +226,14 @@ class Letters:
             body=message.body,
             max_bytes=self._max_bytes,
         )
-        # The id is the message's own place in the stream, so that a second letter is dropped.
+        # The message's place in the stream, so that a second letter is dropped, and what it says: a broker
+        # that has lost its tail gives the same place to another message.
+        place = f"{self._stream}-{position.stream_created_us}-{position.sequence}"
+        digest = sha256(refusal.subject.encode(errors="replace") + b" " + message.body).hexdigest()[:16]
         return Outgoing(
             self._subjects.dead_letter(self._subjects.tenant_of(refusal.subject)),
             letter,
-            head_of({"Nats-Msg-Id": f"{self._stream}-{position.stream_created_us}-{position.sequence}"}),
+            head_of({"Nats-Msg-Id": f"{place}-{digest}"}),
         )
 
     def _forget_before(self, now: float) -> None:

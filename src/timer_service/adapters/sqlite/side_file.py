@@ -27,9 +27,13 @@ class SideFile:
 
     async def ask(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         """Return what a statement finds, nothing if there is no file."""
-        if not self._path.exists():
-            return []
-        return await self._in_thread(lambda file: file.execute(sql, parameters).fetchall(), "ro")
+
+        def work(file: sqlite3.Connection) -> list[Any]:
+            # Whoever has just made the file may not have made the table yet.
+            has_table = file.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
+            return file.execute(sql, parameters).fetchall() if has_table else []
+
+        return await self._in_thread(work, "ro") if self._path.exists() else []
 
     async def change(self, sql: str, *rows: Sequence[Any]) -> int:
         """Run a statement for each row in one transaction, durable when it ends; return how many changed."""
