@@ -75,7 +75,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         "Show a timer", (200, 304), required=("timer",), refusals=(404,), headers=_MATCH[1:]
     ),
     "rest.explain": Operation(
-        "Say why a timer is as it is, also where there is none", required=("cause", "text", "isWell", "at")
+        "Say why a timer is as it is, also where there is none",
+        required=("cause", "text", "isWell", "at"),
+        refusals=(404,),  # An id that no timer can have.
     ),
     "rest.put": Operation(
         "Create a timer, or put another one in its place",
