@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes torture peace kills consumer-kills callback-races callback-kills callback-cluster fuzz hostile kit addresses schema coverage docs clean
+.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes flow-crashes torture peace kills consumer-kills callback-races callback-kills callback-cluster fuzz hostile kit addresses schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
 
 crashes: install  ## Crash the simulated service at every step, in every way
 	$(BIN)/python -m tests.simulation --crashes $(if $(RECORD),--record "make crashes")
+
+flow-crashes: install  ## Crash workers of durable functions at every step, on SQLite and PostgreSQL
+	$(BIN)/python -m tests.simulation.flow_crashes $(if $(RECORD),--record "make flow-crashes")
 
 MINUTES ?= 10
 KILLS ?= 0

@@ -34,6 +34,7 @@ class Process:
         self.flows = flows
         self.worker = Worker(flows)
         self.is_dead = False
+        self.is_over = asyncio.Event()
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.is_stopped = asyncio.Event()
@@ -63,9 +64,21 @@ class Process:
         self.is_stopped.clear()
         self.may_go_on.set()
 
+    def die(self) -> None:
+        """Take no step any more."""
+        self.is_dead = True
+        self.is_over.set()
+
+    async def result(self, task: "asyncio.Task[T]") -> T:
+        """Return what a task of this process returns; raise Killed if the process does not live to see it."""
+        await first_of(task, self.is_over)
+        if not task.done():
+            raise Killed
+        return task.result()
+
     async def kill(self) -> None:
         """End, as SIGKILL does: nothing is tidied up, the database notices that the connection is gone."""
-        self.is_dead = True
+        self.die()
         for coroutine in self.live:
             # Never collected, because its `finally` would run.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
@@ -118,6 +131,14 @@ def new_task(
     if "memory_broker" in work.cr_code.co_filename:
         return asyncio.Task(work, loop=loop, context=Context())  # The broker is not of the process.
     return asyncio.Task(process.steps(work), loop=loop, context=context)
+
+
+async def first_of(task: "asyncio.Task[Any]", *events: asyncio.Event) -> None:
+    """Wait until a task is done or an event has happened."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait({task, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for each in waiting:
+        each.cancel()
 
 
 async def open_process(

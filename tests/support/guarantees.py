@@ -70,6 +70,11 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
             (AT_MOST, 0),
         ),
     },
+    "make flow-crashes": {
+        "sqlite: crash scenarios": (AT_LEAST, 500),
+        "postgres: crash scenarios": (AT_LEAST, 500),
+        "violations": (AT_MOST, 0),
+    },
     "make peace": {
         "timers accepted": (AT_LEAST, 100_000),
         **dict.fromkeys(

@@ -158,11 +158,11 @@ class Run:
 
     async def sleep(self, name: str, span: timedelta, *, key: str | int | None = None) -> timedelta:
         """Sleep for a span, without being in memory meanwhile; return how late the timer was."""
-        return await self._until(name, key, self._turn.now_ms() + times.span_ms("span", span))
+        return self._until(name, key, self._turn.now_ms() + times.span_ms("span", span))
 
     async def sleep_until(self, name: str, moment: datetime, *, key: str | int | None = None) -> timedelta:
         """Sleep until a moment; one that has passed is over at once. Return how late the timer was."""
-        return await self._until(name, key, milliseconds(times.moment("moment", moment)))
+        return self._until(name, key, milliseconds(times.moment("moment", moment)))
 
     async def wait(
         self,
@@ -175,7 +175,7 @@ class Run:
         name, memo = self._recall(name, key, "wait")
         if memo is None or not memo.done:
             due_ms = None if timeout is None else self._turn.now_ms() + times.span_ms("timeout", timeout)
-            await self._suspend(name, "wait", memo, due_ms)
+            self._suspend(name, "wait", memo, due_ms)
         return ANYTHING.read(memo.value)  # type: ignore[no-any-return]
 
     async def now(self, name: str, *, key: str | int | None = None) -> datetime:
@@ -249,13 +249,13 @@ class Run:
         self.caught.append(Memo(name, "failed", None, None, 1, value))
         raise failure from error
 
-    async def _until(self, name: str, key: str | int | None, due_ms: int) -> timedelta:
+    def _until(self, name: str, key: str | int | None, due_ms: int) -> timedelta:
         name, memo = self._recall(name, key, "sleep")
         if memo is None or not memo.done:
-            await self._suspend(name, "sleep", memo, due_ms)
+            self._suspend(name, "sleep", memo, due_ms)
         return timedelta(milliseconds=int(memo.value or 0))
 
-    async def _suspend(self, name: str, kind: str, memo: Memo | None, due_ms: int | None) -> NoReturn:
+    def _suspend(self, name: str, kind: str, memo: Memo | None, due_ms: int | None) -> NoReturn:
         if memo is None:
             wake = None if due_ms is None else self._turn.next_wake()
             self._turn.new += [*self.caught, Memo(name, kind, wake, due_ms, 0, None)]

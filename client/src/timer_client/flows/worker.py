@@ -80,7 +80,6 @@ class Worker:
         if not left.is_known and firing.deliveries <= len(UNKNOWN_RUN_DELAYS_S):
             raise Later(timedelta(seconds=UNKNOWN_RUN_DELAYS_S[firing.deliveries - 1]))
         if firing.deliveries > 1:
-            # Whoever had it before may have died between recording what the run waits for and arming it.
             await self.arm(run_id, left.pending)
 
     async def _go_on(self, taken: Taken) -> bool:
