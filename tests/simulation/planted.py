@@ -200,9 +200,6 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a message that outlived the loss counts as new": lambda: replaced(
         positions, "epoch_of", lambda epochs, *_: epochs[-1].number
     ),
-    "what the broker has lost is acknowledged": lambda: replaced(
-        positions.CommandPositions, "is_current", lambda self, epoch: True
-    ),
     "an expired timer fires all the same": lambda: rewritten(
         due_timer.DueTimer, "judged", ("if is_late else", "if False else")
     ),

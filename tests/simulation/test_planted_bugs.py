@@ -19,7 +19,6 @@ CAUGHT_BY: dict[str, int | str] = {
     "an overtaken command is dropped whole": 8,
     "no new epoch after the broker lost its tail": "a broker that comes back without its newest commands",
     "a message that outlived the loss counts as new": 101,
-    "what the broker has lost is acknowledged": 90_127,
     "an expired timer fires all the same": "timers that expire, and some that nearly do",
     "which event a timer gets is decided anew at each try": "a firing in doubt, until after it would expire",
     "a verdict is kept after the event is out": "timers that expire, and some that nearly do",
