@@ -26,8 +26,8 @@ run: install  ## Run the service with its own broker, to try it out
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 4 --dist worksteal -m "not cluster and not clients"
-	@echo "Not run: the page (make test-browser), several instances (make test-cluster), TypeScript (make test-clients: needs node and npm)"
+	$(BIN)/pytest -n 4 --dist worksteal -m "not cluster and not clients and not flow_crashes"
+	@echo "Not run: the page (make test-browser), several instances (make test-cluster), crashes of durable functions (make flow-crashes), TypeScript (make test-clients: needs node and npm)"
 
 test-browser: install  ## Use the page in a real Chromium, which it fetches once; screenshots in build/screens
 	$(BIN)/python -m tests.browser.chromium
@@ -57,6 +57,7 @@ crashes: install  ## Crash the simulated service at every step, in every way
 	$(BIN)/python -m tests.simulation --crashes $(if $(RECORD),--record "make crashes")
 
 flow-crashes: install  ## Crash workers of durable functions at every step, on SQLite and PostgreSQL
+	$(BIN)/pytest -q -m flow_crashes tests/simulation/test_flow_crashes.py
 	$(BIN)/python -m tests.simulation.flow_crashes $(if $(RECORD),--record "make flow-crashes")
 
 MINUTES ?= 10

@@ -11,6 +11,9 @@ from tests.simulation.flow_process import PACKAGE
 
 MAX_TRIES = 10
 
+# Journals work in threads of their own, so that no two runs take the same steps.
+pytestmark = pytest.mark.flow_crashes
+
 
 async def test_every_run_ends_right_wherever_a_worker_dies() -> None:
     counts, places, broken = await crash("sqlite", some_plans)

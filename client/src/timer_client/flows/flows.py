@@ -151,7 +151,8 @@ class Flows:
         """Go on with runs while inside the block; at its end, wait for steps under way, not for sleeps."""
         worker = Worker(self)
         with suppress(TimerError):  # Without it the first events say what time it is.
-            worker.learn(await service_time_ms(self), is_news=True)
+            asked_at = self.timers.stopwatch()
+            worker.learn(await service_time_ms(self), asked_at=asked_at)
         async with self.timers.consume(
             f"flow-{self.name}",
             worker.handle,

@@ -37,8 +37,9 @@ async def reconcile_often(flows: "Flows", worker: "Worker") -> None:
 
 async def reconcile(flows: "Flows", worker: "Worker") -> int:
     """Wake the oldest runs that are overdue and have no timer; return how many."""
+    asked_at = flows.timers.stopwatch()
     now_ms = await service_time_ms(flows)
-    worker.learn(now_ms, is_news=True)
+    worker.learn(now_ms, asked_at=asked_at)
     for hold in list(worker.in_hand):
         await flows.journal.commit(statements.look_later(hold.scope, hold.id, hold.epoch, now_ms + HELD_MS))
     found = await flows.journal.commit(statements.overdue(flows.scope, now_ms - GRACE_MS, MAX_RUNS))

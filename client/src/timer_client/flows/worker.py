@@ -39,8 +39,12 @@ class Worker:
         now_ms, stopwatch = self._since
         return now_ms + round((self._flows.timers.stopwatch() - stopwatch) * 1000)
 
-    def learn(self, now_ms: int, *, is_news: bool = False) -> None:
-        """Remember what the service says; an event may have waited for long, an answer is news."""
+    def learn(self, now_ms: int, *, asked_at: float | None = None) -> None:
+        """Remember what the service says; an event may have waited for long, an answer is news.
+
+        Unless something was learned since the question was asked, by our stopwatch.
+        """
+        is_news = asked_at is not None and self._since[1] <= asked_at
         if is_news or now_ms > self.now_ms():
             self._since = now_ms, self._flows.timers.stopwatch()
 
