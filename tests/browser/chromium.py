@@ -31,7 +31,7 @@ FONTS = """<?xml version="1.0"?>
 <fontconfig>
   <dir prefix="relative">fonts</dir>
   <dir>/usr/share/fonts</dir>
-  <cachedir prefix="relative">fonts-cache</cachedir>
+  <cachedir>{folder}/fonts-cache</cachedir>
   <alias><family>sans-serif</family><prefer><family>Open Sans</family></prefer></alias>
   <alias><family>system-ui</family><prefer><family>Open Sans</family></prefer></alias>
   <alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
@@ -101,7 +101,7 @@ def _unpack(packed: dict[str, bytes]) -> None:
     for part in PARTS:
         with tarfile.open(fileobj=io.BytesIO(packed[f"package/bin/{part}.tar.br"])) as files:
             files.extractall(FOLDER, filter="data")
-    (FOLDER / "fonts.conf").write_text(FONTS)
+    (FOLDER / "fonts.conf").write_text(FONTS.format(folder=FOLDER))
     unpacked = FOLDER / "chromium.part"
     unpacked.write_bytes(packed["package/bin/chromium.br"])
     unpacked.chmod(0o755)

@@ -1,5 +1,6 @@
 """What a person comes for, clicked through with and without script."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -74,6 +75,9 @@ async def test_move_a_timer_and_see_it_fire_at_the_new_time(
         await expect(page.get_by_role("status").filter(has_text="rescheduled")).to_be_visible()
 
         fired = await timers.wait(name)
+        async with asyncio.timeout(PATIENCE_S):  # The event goes out before the timer is marked.
+            while (await timers.get(name)).state != "Reached":
+                await asyncio.sleep(0.02)
         await page.reload()
 
         await expect(page.get_by_role("main")).to_contain_text("Reached")
