@@ -154,6 +154,16 @@ async def test_an_unknown_timer_is_not_found(timers: Timers) -> None:
         await timers.get("order-1")
 
 
+async def test_an_explanation_says_what_time_it_is_also_where_there_is_no_timer(timers: Timers) -> None:
+    absent = await timers.explain("order-1")
+    scheduled = await timers.schedule("order-1", FAR_AHEAD, confirm=True)
+    present = await timers.explain("order-1")
+
+    assert (absent.cause, absent.timer) == ("not_found", None)
+    assert (present.cause, present.timer) == ("not_due", scheduled.timer)
+    assert absent.at <= scheduled.timer.registered_at <= present.at
+
+
 async def test_a_list_has_the_tenants_timers_by_due_time(timers: Timers) -> None:
     for number in (3, 1, 2):
         await timers.schedule(f"order-{number}", FAR_AHEAD + timedelta(days=number), confirm=True)

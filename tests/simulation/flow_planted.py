@@ -4,31 +4,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tests.simulation.flow_crashes import Plan
+from tests.simulation.flow_story import Plan
 from tests.simulation.planted import Change, replaced, rewritten, sql
-from timer_client.flows import Flows, SqliteJournal, Worker, reconcile, statements
+from timer_client.flows import SqliteJournal, Worker, statements
 
 ONLY_TOLD_WHILE_IT_WAITS = """\
 UPDATE flow_steps SET done = 1, value = $4
-WHERE scope = $1 AND run_id = $2 AND name = $3 AND kind = 'wait' AND done = 0 RETURNING wake, due_ms"""
+WHERE scope = $1 AND run_id = $2 AND name = $3 AND kind = 'wait' AND done = 0
+RETURNING name, kind, wake, due_ms, done, value"""
 
 
+TEN_YEARS_NS = 10 * 31_536_000_000_000_000
 _COMMIT_TOO_EARLY = """\
                 self._connection.commit()
                 self._connection.execute("BEGIN IMMEDIATE")
 """
 
 
-async def _wall_clock(_: Flows) -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _together(*changes: Change) -> Change:
-    def plant(stack: ExitStack) -> None:
-        for change in changes:
-            change(stack)
-
-    return plant
+async def _wall_clock(_: Worker) -> int:
+    """Return the time of a machine that is years behind."""
+    return (time.time_ns() - TEN_YEARS_NS) // 1_000_000
 
 
 PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
@@ -38,11 +33,11 @@ PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
             "_go_on",
             ('"flow.fenced", run_id)\n            raise', '"f", run_id)\n            return False'),
         ),
-        "taken = await self._journal.commit(",
-        Plan(overtaken_for=3),
+        "self.flows.journal.commit(take(",
+        Plan(overtaken_for=40),
     ),
     "a used number is armed again": (
-        lambda: rewritten(statements, "_kick", ("run.wake + 1", "run.wake")),
+        lambda: sql("_KICK", "coalesce(max(wake), -1) + 1", "coalesce(max(wake), 0)", statements),
         "",
         Plan(),
     ),
@@ -52,8 +47,8 @@ PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
         Plan(),
     ),
     "the wall clock in the reconciler": (
-        lambda: replaced(reconcile, "service_time_ms", _wall_clock),
-        "",
+        lambda: replaced(Worker, "ask_time", _wall_clock),
+        "self._record(memo := _done(",
         Plan(loses_event=True),
     ),
     "a memo after the effect, outside its transaction": (
@@ -65,24 +60,17 @@ PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
                 "await effect(self._connection)\n" + _COMMIT_TOO_EARLY,
             ),
         ),
-        "self._journal.perform(",
+        "save(hold, memos)",
         Plan(),
     ),
     "a signal is lost before the wait": (
-        lambda: _together(
-            replaced(statements, "_SIGNAL", ONLY_TOLD_WHILE_IT_WAITS),
-            rewritten(
-                statements,
-                "signal",
-                ("if not rows:", "if not rows:\n        return False, None, None\n    if not rows:"),
-            ),
-        ),
+        lambda: replaced(statements, "_SIGNAL", ONLY_TOLD_WHILE_IT_WAITS),
         "",
         Plan(),
     ),
     "what a dead worker has recorded is not armed": (
         lambda: rewritten(Worker, "handle", ("if firing.deliveries > 1:", "if False:")),
-        "self._guarded(self._arm(new))",
+        "flows.arm(self.hold.id, new)",
         Plan(),
     ),
 }

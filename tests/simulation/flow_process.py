@@ -1,156 +1,176 @@
-"""A process that works on durable functions, and can be killed or stopped at any of its steps."""
+"""A process that works on durable functions, on a loop where it can be killed or stopped at any step."""
 
 import asyncio
-import ctypes
-import types
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import AsyncExitStack
-from contextvars import Context, ContextVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import PubAck
 
 import timer_client.flows
-from tests.simulation.awaits import Place, frames_of, places_in
-from tests.support.flows import Connect, Shop
+from tests.simulation.awaits import Place, frames_of, places_of
+from tests.simulation.flow_databases import Database
+from tests.simulation.loop import PROCESS, VirtualLoop
+from timer_client import Timers
 from timer_client.flows import Flows, Worker
 from timer_client.testing import FakeTimers
+from timer_client.testing.memory_broker import MemoryBroker, Subscription
 
 PACKAGE = Path(timer_client.flows.__file__).parent
+NAME = "shop"
+NEVER = timedelta(days=1)
+"""Leases count by the clock on the wall, which must not decide anything here."""
 
 T = TypeVar("T")
 
 
-class Killed(Exception):
-    """The process is no more."""
-
-
 class Process:
-    """One process; all its tasks take their steps through it."""
+    """One process: its worker, its connections, and whatever a caller does in it."""
 
     def __init__(
-        self, shop: Shop, flows: Flows, stack: AsyncExitStack, before_step: Callable[..., None]
+        self,
+        loop: VirtualLoop,
+        database: Database,
+        broker: MemoryBroker,
+        timers: FakeTimers,
+        define: Callable[[Flows], None],
     ) -> None:
-        self.shop = shop
-        self.flows = flows
-        self.worker = Worker(flows)
-        self.is_dead = False
-        self.is_over = asyncio.Event()
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
-        self.is_stopped = asyncio.Event()
-        self.live: set[Any] = set()
-        self._stack = stack
-        self._before_step = before_step
+        self.dead = False
+        self.frozen = False
+        self.parked: list[asyncio.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.worker: Worker | None = None
+        self._loop = loop
+        self._context = copy_context()
+        self._context.run(PROCESS.set, self)
+        self._stop = asyncio.Event()
+        journal, self._close = database.open(self)
+        own = Timers(cast(Client, _Line(broker, self)), tenant=timers.tenant)
+        own.stopwatch = timers.stopwatch
+        self.flows = Flows(own, journal, name=NAME)
+        define(self.flows)
+        self.main = self.start(self._live())
+
+    async def _live(self) -> None:
+        async with self.flows.worker(concurrency=4, ack_wait=NEVER) as self.worker:
+            await self._stop.wait()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Do something in this process."""
+        return self._loop.create_task(work, context=self._context)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Do something at its next step."""
+        self._loop.call_soon(callback, context=self._context)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether it was asked to end."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ask it to end, as SIGTERM does."""
+        self._stop.set()
+
+    def kill(self) -> None:
+        """End it at once: nothing that it still tries has any effect."""
+        if not self.dead:
+            self.dead = True
+            self.thaw()
+            self._close()
+            for task in self.tasks:
+                task.cancel()
+
+    def freeze(self) -> None:
+        """Stop, as SIGSTOP does."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Go on, as after SIGCONT."""
+        self.frozen = False
+        self._loop._ready.extend(self.parked)
+        self.parked.clear()
 
     def places(self) -> set[Place]:
         """Return where it waits now."""
-        return {place for coroutine in self.live for place in places_in(coroutine, PACKAGE)}
+        return places_of(self.tasks, PACKAGE)
 
     def holds_a_lock(self) -> bool:
         """Return whether others have to wait until it goes on: it is inside a transaction."""
         return any(
             frame.f_code.co_name == "perform" or frame.f_code.co_filename.endswith("postgres.py")
-            for coroutine in self.live
-            for frame in frames_of(coroutine)
+            for task in self.tasks
+            if not task.done()
+            for frame in frames_of(task.get_coro())
         )
 
-    def stop(self) -> None:
-        """Stop, as SIGSTOP does."""
-        self.may_go_on.clear()
-        self.is_stopped.set()
 
-    def go_on(self) -> None:
-        """Go on, as after SIGCONT."""
-        self.is_stopped.clear()
-        self.may_go_on.set()
+class _Line:
+    """The connection of a process to the broker, which is silent when the process is dead."""
 
-    def die(self) -> None:
-        """Take no step any more."""
-        self.is_dead = True
-        self.is_over.set()
+    is_connected = True
+    is_closed = False
+    last_error = None
 
-    async def result(self, task: "asyncio.Task[T]") -> T:
-        """Return what a task of this process returns; raise Killed if the process does not live to see it."""
-        await first_of(task, self.is_over)
-        if not task.done():
-            raise Killed
-        return task.result()
+    def __init__(self, broker: MemoryBroker, process: Process) -> None:
+        self._broker = broker
+        self._process = process
+        self._world = copy_context()
+        self.new_inbox = broker.new_inbox
+        self.consumer_info, self.add_consumer = broker.consumer_info, broker.add_consumer
 
-    async def kill(self) -> None:
-        """End, as SIGKILL does: nothing is tidied up, the database notices that the connection is gone."""
-        self.die()
-        for coroutine in self.live:
-            # Never collected, because its `finally` would run.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
-        self.live.clear()
-        await self._stack.aclose()
+    def jetstream(self, **_: object) -> "_Line":
+        return self
 
-    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Do something in this process."""
-        context = Context()
-        context.run(PROCESS.set, self)
-        return asyncio.get_running_loop().create_task(work, context=context)
+    async def publish(self, subject: str, body: bytes, **options: Any) -> PubAck:
+        if self._process.dead:
+            return PubAck("", 0)
+        return await self._outside(self._broker.publish(subject, body, **options))
 
-    @types.coroutine
-    def steps(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Take one step of a coroutine after another, unless the process is killed or stopped."""
-        value, error = None, None
-        self.live.add(work)
+    async def request(self, subject: str, body: bytes, **options: Any) -> Msg:
+        if self._process.dead:
+            raise asyncio.CancelledError
+        return await self._outside(self._broker.request(subject, body, **options))
+
+    async def flush(self, _: float = 0) -> None:
+        await self._outside(self._broker.flush())
+
+    async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> "_Listening":
+        subscription = await self._broker.subscribe(subject)
+        return _Listening(subscription, cb, self._process)
+
+    async def _outside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have the broker do something, which it ends also if the process does not live to see it."""
+        task = asyncio.get_running_loop().create_task(work, context=self._world)
+        return await asyncio.shield(task)
+
+
+class _Listening:
+    """What a process hears, and when it gets around to it."""
+
+    def __init__(
+        self, subscription: Subscription, cb: Callable[[Msg], Awaitable[None]], process: Process
+    ) -> None:
+        self._subscription = subscription
+        self._cb = cb
+        self._is_idle = asyncio.Event()
+        self._reading = process.start(self._read())
+
+    async def drain(self) -> None:
+        """Take what is on its way, then listen no longer."""
+        await self._subscription.unsubscribe()
+        while not (self._subscription.queue.empty() and self._is_idle.is_set()):
+            await asyncio.sleep(0)
+        self._reading.cancel()
+
+    async def _read(self) -> None:
         while True:
-            self._before_step(self, after=False)
-            if not self.may_go_on.is_set():
-                yield from self.may_go_on.wait().__await__()
-            if self.is_dead:
-                raise Killed
-            try:
-                waits_for = work.send(value) if error is None else work.throw(error)
-            except BaseException as end:
-                self.live.discard(work)
-                if isinstance(end, StopIteration):
-                    return end.value  # type: ignore[no-any-return]
-                raise
-            self._before_step(self, after=True)
-            if self.is_dead:
-                raise Killed
-            try:
-                value, error = (yield waits_for), None
-            except BaseException as thrown:
-                value, error = None, thrown
-
-
-PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
-
-
-def new_task(
-    loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None, **_: Any
-) -> "asyncio.Task[Any]":
-    """Make a task; one that belongs to a process takes its steps through it."""
-    process = PROCESS.get() if context is None else context.get(PROCESS)
-    if process is None:
-        return asyncio.Task(work, loop=loop, context=context)
-    if "memory_broker" in work.cr_code.co_filename:
-        return asyncio.Task(work, loop=loop, context=Context())  # The broker is not of the process.
-    return asyncio.Task(process.steps(work), loop=loop, context=context)
-
-
-async def first_of(task: "asyncio.Task[Any]", *events: asyncio.Event) -> None:
-    """Wait until a task is done or an event has happened."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait({task, *waiting}, return_when=asyncio.FIRST_COMPLETED)
-    for each in waiting:
-        each.cancel()
-
-
-async def open_process(
-    connect: Connect,
-    timers: FakeTimers,
-    done: list[str],
-    define: Callable[[Shop, Flows], None],
-    before_step: Callable[..., None],
-) -> Process:
-    """Start a process with a connection of its own."""
-    stack = AsyncExitStack()
-    shop = Shop(await stack.enter_async_context(connect()), timers, done)
-    flows = shop.flows()
-    define(shop, flows)
-    return Process(shop, flows, stack, before_step)
+            if self._subscription.queue.empty():
+                self._is_idle.set()
+            message = await self._subscription.queue.get()
+            self._is_idle.clear()
+            await self._cb(message)

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from nats.aio.msg import Msg
+from nats.js.api import PubAck
 
 from tests.support.postgres import fresh_schema
 from timer_client import Firing
 from timer_client.flows import Flows, Journal, MemoryJournal, PostgresJournal, SqliteJournal
 from timer_client.flows.statements import Work
 from timer_client.testing import FakeTimers
+from timer_client.testing.memory_broker import MemoryBroker
 
 Connect = Callable[[], AbstractAsyncContextManager[Journal]]
 """Open the journal once more, as another process does."""
@@ -110,6 +113,28 @@ class Shop:
         now = self.timers.now()
         timer = f"flow/{flows.name}/{run_id}/{wake}"
         return Firing("id", flows.timers.tenant, timer, now, now, 1, None, "flow-shop", deliveries)
+
+
+class Overheard:
+    """A connection to the broker, and all that is said on it."""
+
+    def __init__(self, broker: MemoryBroker, said: list[tuple[str, bytes]]) -> None:
+        self._broker = broker
+        self._said = said
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def jetstream(self, **_: object) -> "Overheard":
+        return self
+
+    async def publish(self, subject: str, body: bytes, **options: Any) -> PubAck:
+        self._said.append((subject, body))
+        return await self._broker.publish(subject, body, **options)
+
+    async def request(self, subject: str, body: bytes, **options: Any) -> Msg:
+        self._said.append((subject, body))
+        return await self._broker.request(subject, body, **options)
 
 
 def _statement(statement: str, *parameters: object) -> Work[Sequence[Sequence[Any]]]:

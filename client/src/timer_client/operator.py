@@ -72,7 +72,9 @@ class OperatorClient(BrokerClient):
             ),
         )
         try:
-            if (await subscription.consumer_info()).num_pending == 0 and subscription.pending_msgs == 0:
+            info = await subscription.consumer_info()
+            # Not by what has come in: the answer may overtake a letter that was sent before it.
+            if info.num_pending == 0 and (info.delivered is None or info.delivered.consumer_seq == 0):
                 return []
             while True:
                 message = await subscription.next_msg(timeout=ANSWER_TIMEOUT_S)

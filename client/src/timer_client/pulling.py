@@ -57,14 +57,14 @@ class Pulls:
 
     async def ask(self, room: int) -> None:
         """Ask for as many messages as there is room for, beyond those that were asked for before."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         self._open = {number: pull for number, pull in self._open.items() if pull.lost_at > now}
         owed = sum(pull.remaining for pull in self._open.values())
         # Many small requests cost more than they gain: while some are open, wait until half of it is free.
         if not self._connection.is_connected or room - owed < (1 if owed == 0 else room / 2):
             return
         self._count += 1
-        self._open[self._count] = _Pull(room - owed, now, now + self._expires_s + LOST_S)
+        self._open[self._count] = _Pull(room - owed, time.monotonic(), now + self._expires_s + LOST_S)
         request = {"batch": room - owed, "expires": int(self._expires_s * 1_000_000_000)}
         await self._connection.publish(
             self._next_subject, json.dumps(request).encode(), reply=f"{self._inbox}.{self._count}"

@@ -9,8 +9,9 @@ from timer_client.errors import RequestRefused, ServiceAway, TimerNotFound
 from timer_client.events import Listening
 
 FIRST_LOOK_AGAIN_S: Final = 0.25
+"""Soon, because the event may have gone out just before we listened: the timer is marked a moment later."""
 LOOK_AGAIN_S: Final = 30.0
-"""How often who waits asks for the timer, in case its event was missed while the broker was away."""
+"""How often who waits for long asks for the timer, in case its event was missed while the broker was away."""
 MAX_ABSENT_S: Final = 30.0
 """For so long the timer may be unknown: its command may still be on the way."""
 
@@ -38,7 +39,6 @@ async def wait_for(
                 ended = _ended(timer, ear.firing)
                 if ended is not None:
                     return ended
-                pause_s = LOOK_AGAIN_S
             is_first = False
             await ear.listen(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_S)

@@ -3,9 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from timer_client.flows import statements
-from timer_client.flows.model import FlowError, Hold, Memo
-from timer_client.flows.statements import Work
+from timer_client.flows.statements import Hold, Memo, Rows, Work
 
 T = TypeVar("T")
 
@@ -30,27 +28,11 @@ class Journal(Protocol):
         """
 
 
-async def settle(work: Work[T], run: Callable[..., Awaitable[statements.Rows]]) -> T:
+async def settle(work: Work[T], run: Callable[..., Awaitable[Rows]]) -> T:
     """Do an operation with a function that runs a statement."""
-    rows: statements.Rows | None = None
-    while True:
-        try:
-            statement = next(work) if rows is None else work.send(rows)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        rows = await run(*statement)
-
-
-def settle_now(work: Work[T], run: Callable[..., Awaitable[statements.Rows]]) -> T:
-    """Do an operation with a function that never waits."""
     try:
-        settle(work, run).send(None)
+        statement = next(work)
+        while True:
+            statement = work.send(await run(*statement))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-    raise AssertionError("a statement had to be waited for")
-
-
-def check_tables(error: Exception) -> None:
-    """Raise FlowError that says what to do if an error is that of missing tables."""
-    if getattr(error, "sqlstate", "") == "42P01" or "no such table: flow_" in str(error):
-        raise FlowError("the tables of the journal are missing: await journal.migrate() at start") from error

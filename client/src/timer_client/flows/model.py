@@ -1,11 +1,13 @@
-"""What a run is, what is recorded of it, and what can go wrong with it."""
+"""What a run is for its users, and what can go wrong with it."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from timer_client.errors import TimerError
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FlowError(TimerError):
@@ -14,6 +16,10 @@ class FlowError(TimerError):
 
 class RunNotFound(FlowError):
     """There is no run of this id."""
+
+
+class FlowUnknown(FlowError):
+    """A worker does not have the flow or the version of a run."""
 
 
 class StepFailed(FlowError):
@@ -57,86 +63,11 @@ class RunView:
     error: str | None
 
 
-class Memo(NamedTuple):
-    """One row of what a run has done, or waits for."""
-
-    name: str
-    kind: str
-    wake: int | None
-    due_ms: int | None
-    done: int
-    value: str | None
+def milliseconds(moment: datetime) -> int:
+    """Return a moment in milliseconds since 1970."""
+    return (moment - EPOCH) // timedelta(milliseconds=1)
 
 
-class Wake(NamedTuple):
-    """One timer of a run; `name` is that of its step."""
-
-    number: int
-    name: str
-    due_ms: int
-
-
-class Delivered(NamedTuple):
-    """A wake-up as it came from the broker."""
-
-    number: int
-    delivery: int
-    """How often it was delivered so far."""
-    reached_ms: int
-    epoch: int | None = None
-    """That of the worker which holds it and looks again."""
-
-
-class Hold(NamedTuple):
-    """A run in the hands of one worker; what that worker records counts while the epoch is its own."""
-
-    scope: str
-    id: str
-    epoch: int
-    woken: int
-
-
-class Taken(NamedTuple):
-    """A run that is ours to go on with."""
-
-    hold: Hold
-    flow: str
-    version: int
-    input: str
-    wake: int
-    attempts: int
-    memos: list[Memo]
-
-
-class Left(NamedTuple):
-    """A wake-up that is not ours to go on with, and why."""
-
-    is_known: bool = True
-    """Whether there is such a run."""
-    unknown_flow: str = ""
-    """The flow and version that this worker would have to have."""
-    pending: tuple[Wake, ...] = ()
-    """What the run waits for."""
-
-
-class Change(NamedTuple):
-    """What becomes of a run at the end of a turn."""
-
-    state: RunState
-    attempts: int = 0
-    result: str | None = None
-    error: str | None = None
-    kick: int | None = None
-    """A wake-up that belongs to no step: the next attempt."""
-    due_ms: int | None = None
-    """When that is."""
-
-
-class Overdue(NamedTuple):
-    """A run that should have been woken by now."""
-
-    id: str
-    state: str
-    epoch: int
-    due_ms: int
-    wake: Wake | None
+def moment(since_1970_ms: int) -> datetime:
+    """Return the moment that is so many milliseconds after 1970."""
+    return EPOCH + timedelta(milliseconds=since_1970_ms)

@@ -4,88 +4,61 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
+from datetime import datetime, timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from timer_client import due as times
 from timer_client.errors import Later
-from timer_client.flows import statements
-from timer_client.flows.journal import Journal
-from timer_client.flows.model import FlowError, Hold, Memo, StepFailed, Suspension, Taken
+from timer_client.flows.model import FlowError, StepFailed, Suspension, milliseconds, moment
+from timer_client.flows.statements import Memo, Taken, save
 from timer_client.flows.values import ANYTHING, returned_by
 
-MAX_NAME: Final = 120
-MAX_MESSAGE: Final = 2_000
-NAME_RULE: Final = f"1 to {MAX_NAME} characters, no whitespace or control characters"
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+if TYPE_CHECKING:
+    from timer_client.flows.worker import Worker
 
-_NAME: Final = re.compile(rf"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME}}}")
+MAX_MESSAGE: Final = 2_000
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+Key = str | int | None
 
 
 class Turn:
     """One way through a function, from its top to where it suspends, ends or fails."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        taken: Taken,
-        now_ms: Callable[[], int],
-        is_stopping: Callable[[], bool],
-        arm: Callable[[list[Memo]], Awaitable[None]],
-    ) -> None:
-        self.hold: Hold = taken.hold
+    def __init__(self, worker: "Worker", taken: Taken) -> None:
+        self.worker = worker
+        self.hold = taken.hold
         self.memos = {memo.name: memo for memo in taken.memos}
         self.names: set[str] = set()
         self.new: list[Memo] = []
         """Sleeps and waits that are not recorded yet."""
-        self.steps = 0
         self.trouble: Exception | None = None
         """Why the function cannot go on now: fenced, the journal away, the worker about to stop."""
-        self.now_ms = now_ms
-        self.is_stopping = is_stopping
-        self._journal = journal
-        self._arm = arm
-        self._wake = taken.wake
-
-    def next_wake(self) -> int:
-        """Return a wake number that was never used."""
-        self._wake += 1
-        return self._wake
+        self.numbers = count(1 + max(memo.wake for memo in taken.memos if memo.wake is not None))
+        """Wake numbers that were never used."""
 
     async def save(self, memos: list[Memo]) -> None:
         """Record memos, with the sleeps and waits that are new."""
-        new, self.new = self.new, []
-        await self._guarded(self._journal.commit(statements.save(self.hold, [*memos, *new])))
-        if new:
-            await self._guarded(self._arm(new))
+        flows, new, self.new = self.worker.flows, self.new, []
+        await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
+        await self.guarded(flows.arm(self.hold.id, new))
         self.memos.update((memo.name, memo) for memo in (*memos, *new))
-
-    async def perform(self, effect: Callable[[Any], Awaitable[list[Memo]]]) -> None:
-        """Record memos together with an effect in the database of the journal."""
-        await self._guarded(self._journal.perform(self.hold, effect))
 
     def leave(self, trouble: Exception) -> NoReturn:
         """Leave the function, in a way that it cannot take for an error of its own."""
         self.trouble = self.trouble or trouble
         raise Suspension from trouble
 
-    async def _guarded(self, work: Awaitable[T]) -> T:
+    async def guarded(self, work: Awaitable[T]) -> T:
+        """Wait for something of ours, whose failure is none of the function's."""
         try:
             return await work
-        except _Undone:
+        except StepFailed:
             raise
         except Exception as error:
             self.leave(error)
-
-
-class _Undone(Exception):
-    """The user's part of a transaction has failed, and was undone."""
-
-    def __init__(self, why: Exception) -> None:
-        self.why = why
 
 
 class Run:
@@ -94,6 +67,8 @@ class Run:
     def __init__(self, turn: Turn, prefix: str = "") -> None:
         self._turn = turn
         self._prefix = prefix
+        self.last = prefix
+        """The name of what was done last."""
         self.caught: list[Memo] = []
         """Failures of steps that count from when the function goes on after them."""
         self._has_left = False
@@ -104,11 +79,7 @@ class Run:
         return self._turn.hold.id
 
     async def step(
-        self,
-        name: str,
-        function: Callable[[Unpack[Ts]], Awaitable[T]],
-        *args: *Ts,
-        key: str | int | None = None,
+        self, name: str, function: Callable[[Unpack[Ts]], Awaitable[T]], *args: *Ts, key: Key = None
     ) -> T:
         """Do something at least once and record what it returned; from then on, return that.
 
@@ -116,19 +87,12 @@ class Run:
         """
         name, memo = self._recall(name, key, "step")
         if memo is None:
-            try:
-                value = returned_by(function).write(f"the result of {name!r}", await function(*args))
-            except Exception as error:
-                self._fail(name, error)
-            await self._record(memo := _done(name, value))
+            memo = await self._attempt(name, function, *args)
+            await self._record(memo)
         return returned_by(function).read(memo.value)  # type: ignore[no-any-return]
 
     async def transaction(
-        self,
-        name: str,
-        function: Callable[[Any, Unpack[Ts]], Awaitable[T]],
-        *args: *Ts,
-        key: str | int | None = None,
+        self, name: str, function: Callable[[Any, Unpack[Ts]], Awaitable[T]], *args: *Ts, key: Key = None
     ) -> T:
         """Do something in the database of the journal exactly once: it and its record are one commit.
 
@@ -138,52 +102,42 @@ class Run:
 
         async def effect(connection: Any) -> list[Memo]:
             nonlocal memo
-            try:
-                value = returned_by(function).write(
-                    f"the result of {name!r}", await function(connection, *args)
-                )
-            except Exception as error:
-                raise _Undone(error) from error
-            memo = _done(name, value)
+            memo = await self._attempt(name, function, connection, *args)
             return [*self.caught, memo]
 
         if memo is None:
-            try:
-                await self._turn.perform(effect)
-            except _Undone as undone:
-                self._fail(name, undone.why)
+            await self._turn.guarded(self._turn.worker.flows.journal.perform(self._turn.hold, effect))
             self.caught.clear()
         assert memo is not None
         return returned_by(function).read(memo.value)  # type: ignore[no-any-return]
 
-    async def sleep(self, name: str, span: timedelta, *, key: str | int | None = None) -> timedelta:
+    async def sleep(self, name: str, span: timedelta, *, key: Key = None) -> timedelta:
         """Sleep for a span, without being in memory meanwhile; return how late the timer was."""
-        return self._until(name, key, self._turn.now_ms() + times.span_ms("span", span))
+        return self._until(name, key, self._turn.worker.now_ms() + times.span_ms("span", span))
 
-    async def sleep_until(self, name: str, moment: datetime, *, key: str | int | None = None) -> timedelta:
+    async def sleep_until(self, name: str, moment: datetime, *, key: Key = None) -> timedelta:
         """Sleep until a moment; one that has passed is over at once. Return how late the timer was."""
         return self._until(name, key, milliseconds(times.moment("moment", moment)))
 
     async def wait(
-        self,
-        name: str,
-        *,
-        timeout: timedelta | None = None,  # noqa: ASYNC109 - of the run, not of this call
-        key: str | int | None = None,
+        self, name: str, *, timeout: timedelta | None = None, key: Key = None
     ) -> dict[str, Any] | None:
         """Wait for a signal, which may have come before, and return what it says; None after the timeout."""
-        name, memo = self._recall(name, key, "wait")
-        if memo is None or not memo.done:
-            due_ms = None if timeout is None else self._turn.now_ms() + times.span_ms("timeout", timeout)
-            self._suspend(name, "wait", memo, due_ms)
-        return ANYTHING.read(memo.value)  # type: ignore[no-any-return]
+        span_ms = None if timeout is None else times.span_ms("timeout", timeout)
+        due_ms = None if span_ms is None else self._turn.worker.now_ms() + span_ms
+        return ANYTHING.read(self._passed(name, key, "wait", due_ms).value)  # type: ignore[no-any-return]
 
-    async def now(self, name: str, *, key: str | int | None = None) -> datetime:
-        """Return what time it is for the service, the same whenever the function is run again."""
-        name, memo = self._recall(name, key, "step")
+    async def now(self) -> datetime:
+        """Return what time it is for the service, the same whenever the function is run again.
+
+        It stands until the next step, sleep or wait: what it is recorded under is the name of the last one.
+        """
+        name = f"{self.last} now"
+        memo = self._turn.memos.get(name)
         if memo is None:
-            await self._record(memo := _done(name, str(self._turn.now_ms())))
-        return EPOCH + timedelta(milliseconds=int(memo.value or 0))
+            self._check()
+            await self._record(memo := _done(name, str(self._turn.worker.now_ms())))
+        return moment(int(memo.value or 0))
 
     async def gather(self, **branches: "Callable[[Run], Awaitable[Any]]") -> dict[str, Any]:
         """Run branches side by side, each with a run whose names are its own; return what each returned."""
@@ -195,16 +149,14 @@ class Run:
         for error in sorted(errors, key=lambda error: isinstance(error, Suspension)):
             self._has_left = isinstance(error, Suspension)
             raise error
+        self.last = " ".join(run.last for run in runs.values())
         return dict(zip(branches, results, strict=True))
 
     async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Call a durable function with this run."""
         result = await function(self, *args)
         if self._has_left or self._turn.trouble:
-            raise FlowError(
-                f"run {self.id!r} was suspended and went on all the same:"
-                " catch Exception, and let BaseException pass"
-            )
+            raise FlowError(f"run {self.id!r} was suspended and went on: catch Exception, not BaseException")
         return result
 
     async def _branch(self, run: "Run", function: "Callable[[Run], Awaitable[T]]") -> T:
@@ -218,13 +170,12 @@ class Run:
         finally:
             self.caught += run.caught
 
-    def _recall(self, name: str, key: str | int | None, kind: str) -> tuple[str, Memo | None]:
+    def _recall(self, name: str, key: Key, kind: str) -> tuple[str, Memo | None]:
         """Return the whole name and what is recorded under it."""
-        if self._has_left or self._turn.trouble:
-            raise Suspension  # From `finally` or `except BaseException`, on the way out.
-        name = f"{self._prefix}{name}" if key is None else f"{self._prefix}{name}/{key}"
-        if _NAME.fullmatch(name) is None:
-            raise ValueError(f"name must be {NAME_RULE}, with branch and key (got {name!r})")
+        self._check()
+        name = self.last = f"{self._prefix}{name}" if key is None else f"{self._prefix}{name}/{key}"
+        if re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,120}", name) is None:
+            raise ValueError(f"name must be 1 to 120 characters, none of them whitespace (got {name!r})")
         if name in self._turn.names:
             raise FlowError(f"{name!r} is used twice in one run: give key= in a loop")
         self._turn.names.add(name)
@@ -233,41 +184,48 @@ class Run:
             raise StepFailed(name, *json.loads(memo.value or ""))
         if memo is not None and memo.kind != kind:
             raise FlowError(f"{name!r} was recorded as a {memo.kind}: give a {kind} another name")
-        if memo is None and kind == "step" and self._turn.is_stopping():
+        if memo is None and kind == "step" and self._turn.worker.is_stopping:
             self._turn.leave(Later(timedelta(), "the worker stops"))
         return name, memo
+
+    def _check(self) -> None:
+        if self._has_left or self._turn.trouble:
+            raise Suspension  # From `finally` or `except BaseException`, on the way out.
+
+    async def _attempt(self, name: str, function: Callable[..., Awaitable[Any]], *args: Any) -> Memo:
+        try:
+            return _done(name, returned_by(function).write(f"the result of {name!r}", await function(*args)))
+        except Exception as error:
+            failure = StepFailed(name, type(error).__name__, told(str(error)))
+            value = json.dumps([failure.kind, failure.message])
+            self.caught.append(Memo(name, "failed", None, None, 1, value))
+            raise failure from error
 
     async def _record(self, memo: Memo) -> None:
         caught, self.caught = self.caught, []
         await self._turn.save([*caught, memo])
-        self._turn.steps += 1
+        self._turn.worker.flows.counts["flow.step"] += 1
 
-    def _fail(self, name: str, error: Exception) -> NoReturn:
-        message = str(error)[:MAX_MESSAGE].encode(errors="replace").decode()
-        failure = StepFailed(name, type(error).__name__, message)
-        value = json.dumps([failure.kind, failure.message])
-        self.caught.append(Memo(name, "failed", None, None, 1, value))
-        raise failure from error
+    def _until(self, name: str, key: Key, due_ms: int) -> timedelta:
+        return timedelta(milliseconds=int(self._passed(name, key, "sleep", due_ms).value or 0))
 
-    def _until(self, name: str, key: str | int | None, due_ms: int) -> timedelta:
-        name, memo = self._recall(name, key, "sleep")
-        if memo is None or not memo.done:
-            self._suspend(name, "sleep", memo, due_ms)
-        return timedelta(milliseconds=int(memo.value or 0))
-
-    def _suspend(self, name: str, kind: str, memo: Memo | None, due_ms: int | None) -> NoReturn:
+    def _passed(self, name: str, key: Key, kind: str, due_ms: int | None) -> Memo:
+        """Return what ended a sleep or a wait, or leave the function until something does."""
+        name, memo = self._recall(name, key, kind)
+        if memo is not None and memo.done:
+            return memo
         if memo is None:
-            wake = None if due_ms is None else self._turn.next_wake()
+            wake = None if due_ms is None else next(self._turn.numbers)
             self._turn.new += [*self.caught, Memo(name, kind, wake, due_ms, 0, None)]
             self.caught.clear()
         self._has_left = True
         raise Suspension
 
 
+def told(text: str) -> str:
+    """Return as much of what an exception says as is recorded."""
+    return text[:MAX_MESSAGE].encode(errors="replace").decode()
+
+
 def _done(name: str, value: str) -> Memo:
     return Memo(name, "step", None, None, 1, value)
-
-
-def milliseconds(moment: datetime) -> int:
-    """Return a moment in milliseconds since 1970."""
-    return (moment - EPOCH) // timedelta(milliseconds=1)

@@ -27,13 +27,11 @@ class Value:
             text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
             # What JSON has no number for would be read back as nothing.
             json.dumps(self._adapter.dump_python(value), default=str, skipkeys=True, allow_nan=False)
-            size = len(text.encode())
-            if size <= MAX_VALUE_BYTES:
-                self._adapter.validate_json(text)
+            if (size := len(text.encode())) > MAX_VALUE_BYTES:
+                raise FlowError(f"{what} must be at most {MAX_VALUE_BYTES} bytes of JSON (got {size})")
+            self._adapter.validate_json(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise FlowError(f"{what} cannot be kept as JSON: {error}") from error
-        if size > MAX_VALUE_BYTES:
-            raise FlowError(f"{what} must be at most {MAX_VALUE_BYTES} bytes of JSON (got {size})")
         return text
 
     def read(self, text: str | None) -> Any:
@@ -61,7 +59,4 @@ def _hints(function: Any) -> dict[str, Any]:
         function = function.func
     if not inspect.isroutine(function):
         function = type(function).__call__
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise TypeError(f"the annotations of {function!r} cannot be read: {error}") from error
+    return get_type_hints(function, include_extras=True)

@@ -1,16 +1,16 @@
 """A worker: takes runs that are woken, goes on with them, records what comes of it."""
 
+import math
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from timer_client.errors import Fenced, Later
 from timer_client.firing import Firing
-from timer_client.flows import statements
-from timer_client.flows.model import Change, Delivered, Hold, Left, Memo, RunState, Suspension, Taken, Wake
-from timer_client.flows.run import Run, Turn, milliseconds
+from timer_client.flows.model import FlowUnknown, RunNotFound, RunState, Suspension, milliseconds
+from timer_client.flows.run import Run, Turn, told
+from timer_client.flows.statements import KICK, Change, Delivered, Hold, Memo, Taken, save, take
 
 if TYPE_CHECKING:
     from timer_client.flows.flows import Flows
@@ -26,135 +26,109 @@ class Worker:
     """What handles the wake-ups of one `Flows`."""
 
     def __init__(self, flows: "Flows") -> None:
-        self.counts: Counter[str] = Counter()
-        """How often each event of docs/flows.md has happened."""
         self.in_hand: set[Hold] = set()
         self.is_stopping = False
-        self._flows = flows
-        self._journal = flows.journal
-        self._since = 0, 0.0
+        self.flows = flows
+        self._ahead_ms = -math.inf
+        """By how much the service's time is ahead of our stopwatch; the machine's time is never read."""
 
     def now_ms(self) -> int:
-        """Return what time it is for the service, by what it has said; the machine's time is not read."""
-        now_ms, stopwatch = self._since
-        return now_ms + round((self._flows.timers.stopwatch() - stopwatch) * 1000)
+        """Return what time it is for the service, by what it has said."""
+        return round(self.flows.timers.stopwatch() * 1000 + self._ahead_ms)
 
     def learn(self, now_ms: int, *, asked_at: float | None = None) -> None:
-        """Remember what the service says; an event may have waited for long, an answer is news.
+        """Take in what the service says, in an event or in the answer to a question of that moment.
 
-        Unless something was learned since the question was asked, by our stopwatch.
+        An event may have waited for long: it is that late at least. An answer was given after its question
+        and before now; of what that leaves open the latest counts, so that no sleep is too short.
         """
-        is_news = asked_at is not None and self._since[1] <= asked_at
-        if is_news or now_ms > self.now_ms():
-            self._since = now_ms, self._flows.timers.stopwatch()
+        least = now_ms - self.flows.timers.stopwatch() * 1000
+        most = math.inf if asked_at is None else now_ms - asked_at * 1000
+        if not least <= self._ahead_ms <= most:
+            self._ahead_ms = least if asked_at is None else most
+
+    async def ask_time(self) -> int:
+        """Ask the service what time it is, which every explanation says, also that of no timer."""
+        asked_at = self.flows.timers.stopwatch()
+        answer = await self.flows.timers.explain(f"flow/{self.flows.name}/clock")
+        self.learn(milliseconds(answer.at), asked_at=asked_at)
+        return milliseconds(answer.at)
 
     async def handle(self, firing: Firing) -> None:
         """Go on with the run that a firing wakes, until it sleeps or ends."""
-        address = self._flows.address_of(firing.service_call_id)
+        address = self.flows.address_of(firing.service_call_id)
         if address is None:
-            return None
+            return
         run_id, number = address
-        reached_ms = milliseconds(firing.reached_at)
-        self.learn(reached_ms)
-        wake = Delivered(number, firing.deliveries, reached_ms)
+        wake = Delivered(number, firing.deliveries, milliseconds(firing.reached_at))
+        self.learn(wake.reached_ms)
         while True:
-            taken = await self._journal.commit(
-                statements.take(self._flows.scope, run_id, wake, self.now_ms() + HELD_MS, self._flows.known)
-            )
-            if isinstance(taken, Left):
-                return await self._pass_over(run_id, firing, taken)
+            taken = await self._take(run_id, wake)
             if firing.deliveries > 1:
-                # As below: whoever had it may have died between recording a branch's sleep and arming it.
-                await self.arm(run_id, _wakes(memo for memo in taken.memos if not memo.done))
-            self._tell("flow.woken", run_id, lateness_ms=firing.lateness // timedelta(milliseconds=1))
+                # Whoever had it may have died between recording a sleep and arming it.
+                await self.flows.arm(run_id, taken.memos if isinstance(taken, Taken) else taken)
+            if not isinstance(taken, Taken):
+                return
+            self.flows.tell("flow.woken", run_id, lateness_ms=firing.lateness // timedelta(milliseconds=1))
             if not await self._go_on(taken):
-                return None
+                return
             wake = wake._replace(epoch=taken.hold.epoch)
 
-    async def arm(self, run_id: str, wakes: Sequence[Wake]) -> None:
-        """Schedule timers; those that are there already stay as they are."""
-        await self._flows.arm(run_id, wakes)
-
-    async def _pass_over(self, run_id: str, firing: Firing, left: Left) -> None:
-        if left.unknown_flow:
-            self._tell("flow.unknown", run_id, flow=left.unknown_flow)
-            raise Later(
-                timedelta(seconds=UNKNOWN_FLOW_DELAY_S, milliseconds=zlib.crc32(run_id.encode()) % 2000)
-            )
-        if not left.is_known and firing.deliveries <= len(UNKNOWN_RUN_DELAYS_S):
-            raise Later(timedelta(seconds=UNKNOWN_RUN_DELAYS_S[firing.deliveries - 1]))
-        if firing.deliveries > 1:
-            await self.arm(run_id, left.pending)
+    async def _take(self, run_id: str, wake: Delivered) -> Taken | list[Memo]:
+        scope, known = self.flows.scope, self.flows.flows
+        try:
+            return await self.flows.journal.commit(take(scope, run_id, wake, self.now_ms() + HELD_MS, known))
+        except FlowUnknown as unknown:
+            self.flows.tell("flow.unknown", run_id, flow=str(unknown))
+            jitter_ms = zlib.crc32(run_id.encode()) % 2000
+            raise Later(timedelta(seconds=UNKNOWN_FLOW_DELAY_S, milliseconds=jitter_ms)) from unknown
+        except RunNotFound as error:
+            if wake.delivery > len(UNKNOWN_RUN_DELAYS_S):
+                return []
+            raise Later(timedelta(seconds=UNKNOWN_RUN_DELAYS_S[wake.delivery - 1])) from error
 
     async def _go_on(self, taken: Taken) -> bool:
-        run_id = taken.hold.id
-
-        async def arm(memos: list[Memo]) -> None:
-            await self.arm(run_id, _wakes(memos))
-
-        turn = Turn(self._journal, taken, self.now_ms, lambda: self.is_stopping, arm)
+        """Run the function from the top and record what came of it; return whether it was woken again."""
+        run_id, turn = taken.hold.id, Turn(self, taken)
         self.in_hand.add(taken.hold)
         try:
             change = await self._run(turn, taken)
-            again = await self._journal.commit(statements.save(taken.hold, turn.new, change))
-            kick = (
-                []
-                if change.kick is None or again
-                else [Wake(change.kick, statements.KICK, change.due_ms or 0)]
-            )
-            await self.arm(run_id, [*_wakes(turn.new), *kick])
+            again = await self.flows.journal.commit(save(taken.hold, turn.new, change))
+            await self.flows.arm(run_id, turn.new)
         except Fenced:
-            self._tell("flow.fenced", run_id)
+            self.flows.tell("flow.fenced", run_id)
             raise
         finally:
             self.in_hand.discard(taken.hold)
-            self.counts["flow.step"] += turn.steps
         if not again and change.state is not RunState.SLEEPING:
-            await self._flows.disarm(run_id, _wakes(memo for memo in turn.memos.values() if not memo.done))
-            self._tell(f"flow.{change.state.lower()}", run_id, error=change.error)
+            await self.flows.disarm(run_id, [memo for memo in turn.memos.values() if not memo.done])
+            self.flows.tell(f"flow.{change.state.lower()}", run_id, error=change.error)
         elif change.error is not None:
-            self._tell("flow.retried", run_id, error=change.error)
+            self.flows.tell("flow.retried", run_id, error=change.error)
         return again
 
     async def _run(self, turn: Turn, taken: Taken) -> Change:
-        """Run the function from the top and return what has become of it."""
-        flow = self._flows.flows[taken.flow, taken.version]
-        run = Run(turn)
+        flow, run = self.flows.flows[taken.run.flow, taken.run.version], Run(turn)
         try:
-            result = await run.call(flow.function, flow.takes.read(taken.input))
+            result = await run.call(flow.function, flow.takes.read(taken.run.input))
             value = flow.result.write("the result", result)
         except (Suspension, Exception, BaseExceptionGroup) as error:
             if turn.trouble is not None:
                 raise turn.trouble from None
-            if _is_suspension(error):
+            # Also in a group, which a TaskGroup makes of it.
+            if BaseExceptionGroup("", [error]).split(Suspension)[1] is None:
                 return Change(RunState.SLEEPING)
-            return self._failed(turn, taken, error)
+            return _failed(turn, taken.run.attempts + 1, flow.retry_delays, error)
         turn.new += run.caught
         return Change(RunState.COMPLETED, result=value)
 
-    def _failed(self, turn: Turn, taken: Taken, error: BaseException) -> Change:
-        delays, attempts = self._flows.flows[taken.flow, taken.version].retry_delays, taken.attempts + 1
-        message = f"{type(error).__name__}: {error}"[:2000].encode(errors="replace").decode()
-        if attempts > len(delays):
-            return Change(RunState.FAILED, attempts, error=message)
-        due_ms = turn.now_ms() + delays[attempts - 1] // timedelta(milliseconds=1)
-        return Change(RunState.SLEEPING, attempts, error=message, kick=turn.next_wake(), due_ms=due_ms)
 
-    def _tell(self, event: str, run_id: str, **fields: object) -> None:
-        self.counts[event] += 1
-        self._flows.tell(event, run_id, **fields)
-
-
-def _wakes(memos: Iterable[Memo]) -> list[Wake]:
-    return [
-        Wake(memo.wake, memo.name, memo.due_ms)
-        for memo in memos
-        if memo.wake is not None and memo.due_ms is not None
-    ]
-
-
-def _is_suspension(error: BaseException) -> bool:
-    """Return whether it is one, or a group of nothing else, as a TaskGroup makes it."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(Suspension)[1] is None
-    return isinstance(error, Suspension)
+def _failed(turn: Turn, attempts: int, delays: Sequence[timedelta], error: BaseException) -> Change:
+    """Have another attempt, as long as there is one."""
+    message = told(f"{type(error).__name__}: {error}")
+    if attempts > len(delays):
+        return Change(RunState.FAILED, attempts, error=message)
+    number = next(turn.numbers)
+    due_ms = turn.worker.now_ms() + delays[attempts - 1] // timedelta(milliseconds=1)
+    turn.new.append(Memo(f"{number} wake", KICK, number, due_ms, 0, None))
+    return Change(RunState.SLEEPING, attempts, error=message)

@@ -10,8 +10,7 @@ from nats.aio.msg import Msg
 from nats.js.api import PubAck
 
 from timer_client.flows import Flows, Journal, MemoryJournal, RunState, RunView
-from timer_client.flows.model import Hold, Memo
-from timer_client.flows.statements import Work
+from timer_client.flows.statements import Hold, Memo, Work
 from timer_client.testing.fake import START, TENANT, FakeTimers
 from timer_client.testing.memory_broker import NEXT, MemoryBroker
 from timer_client.testing.memory_service import MemoryService

@@ -12,6 +12,12 @@ from timer_client.testing.memory_broker import Answer, MemoryBroker
 
 Key = tuple[str, str]
 
+_CAUSES: Final = {
+    "Scheduled": "not_due",
+    "Reached": "fired",
+    "Cancelled": "cancelled",
+    "Expired": "expired",
+}
 _ENDED: Final = {"Reached": "already_reached", "Expired": "already_expired"}
 
 
@@ -26,6 +32,7 @@ class MemoryService:
         self.broker = MemoryBroker(lambda: self.now, self._serve)
         self._endpoints: dict[str, Callable[[str, bytes], wire.Model]] = {
             "get": self._get,
+            "explain": self._explain,
             "list": self._list,
             "schedule": self._schedule,
             "cancel": self._cancel,
@@ -115,6 +122,13 @@ class MemoryService:
         if (tenant, name) not in self.timers:
             raise TimerNotFound("404", f"no timer {name!r}")
         return wire.GetAnswer.model_construct(timer=self.timers[tenant, name])
+
+    def _explain(self, tenant: str, body: bytes) -> wire.Model:
+        timer = self.timers.get((tenant, wire.read_request(wire.ExplainRequest, body).service_call_id))
+        cause = "not_found" if timer is None else _CAUSES[timer.state]
+        return wire.ExplainAnswer.model_construct(
+            cause=cause, text=cause.replace("_", " "), is_well=timer is not None, at=self.now, timer=timer
+        )
 
     def _list(self, tenant: str, body: bytes) -> wire.Model:
         request = wire.read_request(wire.ListRequest, body)

@@ -13,6 +13,9 @@ MAX_NESTING: Final = 32
 
 Read = TypeVar("Read", bound=Model)
 
+_write: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+"""Made once: `json.dumps` makes an encoder for every call that is not its usual one."""
+
 
 def read_object(model: type[Read], body: bytes) -> Read:
     """Read a JSON object by its model; raise WireError if a rule is broken."""
@@ -64,7 +67,7 @@ def _only_has_lone_surrogates(body: bytes) -> bool:
 
 def write_json(value: object) -> bytes:
     """Write JSON without spaces, in UTF-8."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _write(value).encode()
 
 
 def write_model(model: Model) -> bytes:
