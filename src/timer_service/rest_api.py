@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from timer_client.wire import format_time
 from timer_service.adapters.callback_headers import HeaderVault
-from timer_service.adapters.http.api import ApiApp
+from timer_service.adapters.http.api import MAX_BODY_BYTES, ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.builder import CommandBuilder
 from timer_service.adapters.http.callbacks import CallbackDesk
@@ -17,6 +17,7 @@ from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.http.openapi import documents
+from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.rest import (
     compact_routes,
     delivery_routes,
@@ -65,13 +66,15 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
     sealing = sealing_keys(settings)
     keyring = Keyring(parts.opened.secrets, sealing, parts.clock.now, parts.elapsed_s)
     preparer = Preparer(keyring, HeaderVault(sealing), address_rules(settings))
-    desk = CallbackDesk(preparer.vault, preparer.rules)
+    desk = CallbackDesk(preparer.vault, preparer.rules, settings.callback_max_body)
     builder = CommandBuilder(desk, parts.clock.delays_from, has_broker=settings.has_broker)
-    handlers = TimerHandlers(parts.timers, parts.deliveries, desk, builder)
+    insight = parts.opened.store.insight
+    pending = PendingLimit(settings.max_pending, parts.timers, insight, parts.elapsed_s)
+    handlers = TimerHandlers(parts.timers, parts.deliveries, desk, builder, pending)
     preview = HttpCallbackPreview(preparer, has_proxy=settings.callback_proxy is not None)
     dry_run = DryRunHandlers(builder, preview, parts.clock.now)
     deliveries = DeliveryHandlers(parts.deliveries, lambda tenant_id: _public_keys(keyring, tenant_id))
-    compact = CompactHandlers(parts.timers, parts.deliveries, desk, parts.clock.now)
+    compact = CompactHandlers(parts.timers, parts.deliveries, desk, pending, parts.clock.now)
     doorkeeper = Doorkeeper(
         parts.opened.api_keys,
         now=parts.clock.now,
@@ -92,6 +95,7 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
         rate=settings.request_rate,
         burst=settings.request_burst,
         answered=parts.answered,
+        max_body_bytes=max(MAX_BODY_BYTES, 2 * settings.callback_max_body),
     )
 
 

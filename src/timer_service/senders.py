@@ -60,14 +60,19 @@ async def open_callback_sender(
 
         async def opened() -> "HttpCallbackSender":
             # Here, because to load the client takes as long as the rest of the start.
-            from timer_service.adapters.webhook.sender import SenderOptions, open_sender  # noqa: PLC0415
+            from timer_service.adapters.webhook.connections import Routing  # noqa: PLC0415
+            from timer_service.adapters.webhook.sender import open_sender  # noqa: PLC0415
 
             sealing = sealing_keys(settings)
-            options = SenderOptions(
-                address_rules(settings), proxy=settings.callback_proxy, ca_file=settings.callback_tls_ca
+            login = settings.callback_proxy_login
+            routing = Routing(
+                address_rules(settings),
+                proxy=settings.callback_proxy,
+                proxy_login=None if login is None else login.get_secret_value(),
             )
             keyring = Keyring(secrets, sealing, now, elapsed_s)
-            return await stack.enter_async_context(open_sender(keyring, HeaderVault(sealing), options))
+            opening = open_sender(keyring, HeaderVault(sealing), routing, ca_file=settings.callback_tls_ca)
+            return await stack.enter_async_context(opening)
 
         sender = ReadySender(opened)
         if at_once:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.callbacks import keyring_of
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 from tests.support.receiver import OK, Received, Receiver, receiving
 from timer_service.adapters.sealing import SecretKeys
@@ -77,11 +77,8 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
     async with receiving() as receiver:
-        site = Site(tmp_path, receiver, port)
+        site = Site(tmp_path, receiver, free_port())
         site.service.start()
         await asyncio.to_thread(site.service.wait_for_log, "service.started")
         try:

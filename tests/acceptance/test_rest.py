@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.broker import free_port
 from tests.support.http import fetch_json
 from tests.support.messages import iso
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 
 KEY = "dev-api-key-change-in-production"

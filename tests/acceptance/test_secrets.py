@@ -1,7 +1,6 @@
 """Secrets and signing keys on the command line, and a receiver to try callbacks out with."""
 
 import json
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -12,6 +11,7 @@ import pytest
 
 from tests.support.callbacks import keyring_of, request_to, sending
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import run_cli
 from tests.support.timers import ACME
 from timer_service.adapters.sealing import SecretKeys
@@ -103,6 +103,7 @@ async def test_another_key_seals_after_rewrapping(tmp_path: Path) -> None:
         ({"secret_keys": "short"}, "TIMER_SECRET_KEYS"),
         ({"callback_allow": "10.0.0.1/8"}, "TIMER_CALLBACK_ALLOW"),
         ({"callback_proxy": "https://proxy"}, "TIMER_CALLBACK_PROXY"),
+        ({"callback_proxy_login": "short"}, "TIMER_CALLBACK_PROXY_LOGIN"),
         ({"store_url": "postgresql://localhost/x"}, "TIMER_SECRET_KEYS must be set"),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_wrong_setting_is_named_in_one_line(tmp_path: Path, settings: dict[str
 async def test_listen_prints_each_callback_checks_it_and_fails_on_request(tmp_path: Path) -> None:
     keyring = keyring_of()
     key = (await keyring.secrets_for(ACME, Signing.ED25519)).signing[0].key
-    port = _free_port()
+    port = free_port()
     arguments = ["listen", "--port", str(port), "--key", str(key.public_text), "--fail-first", "1", "--json"]
     with subprocess.Popen(
         [sys.executable, "-m", "timer_service", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -147,9 +148,3 @@ async def test_listen_prints_each_callback_checks_it_and_fails_on_request(tmp_pa
         "body": '{"a":1}',
     }
     assert (facts[1]["seenBefore"], facts[1]["answered"]) == (True, 200)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

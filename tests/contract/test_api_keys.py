@@ -1,17 +1,13 @@
 """What every store of API keys promises; the port says it in words."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, GLOBEX, at
-from timer_service.adapters.postgres.opening import open_postgres_store
-from timer_service.adapters.sqlite.api_keys import SqliteApiKeys, keys_path
 from timer_service.domain.api_keys import ApiKey, Scope, digest_of
 from timer_service.ports.api_keys import ApiKeyStore
-from timer_service.testing import START, MemoryApiKeys
+from timer_service.stores import OpenedStore
 
 KEY = ApiKey(
     "a1", ACME, frozenset({Scope.READ, Scope.WRITE}), digest_of("tmr_a1_x"), at(0), at(60), note="ci"
@@ -19,17 +15,10 @@ KEY = ApiKey(
 OTHER = ApiKey("b2", GLOBEX, frozenset({Scope.ADMIN}), digest_of("tmr_b2_x"), at(1))
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def keys(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ApiKeyStore]:
-    """An empty store of each kind."""
-    match request.param:
-        case "memory":
-            yield MemoryApiKeys()
-        case "sqlite":
-            yield SqliteApiKeys(keys_path(tmp_path / "timers.db"))
-        case _:
-            async with fresh_schema() as url, open_postgres_store(url, lambda: START) as store:
-                yield store.api_keys
+@pytest.fixture
+def keys(opened: OpenedStore) -> ApiKeyStore:
+    """What each kind of store keeps beside the timers."""
+    return opened.api_keys
 
 
 async def test_an_empty_store_has_no_keys(keys: ApiKeyStore) -> None:
@@ -61,3 +50,13 @@ async def test_a_revoked_key_keeps_the_moment_at_which_it_ended(keys: ApiKeyStor
 
     assert first is not None
     assert (first.revoked_at, again, await keys.get("a1")) == (at(5), first, first)
+
+
+async def test_the_last_use_of_a_key_is_kept_and_never_goes_back(keys: ApiKeyStore) -> None:
+    await keys.add(KEY)
+    await keys.note_use("nobody", at(1))
+
+    await keys.note_use("a1", at(20))
+    await keys.note_use("a1", at(10))
+
+    assert await keys.get("a1") == replace(KEY, used_at=at(20))

@@ -17,6 +17,7 @@ from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.domain.api_keys import ApiKey, Scope
 from timer_service.domain.callback import Callback, Sink
 from timer_service.domain.delivery import Answered, Attempt, after_attempt
 from timer_service.domain.errors import CriticalError, StoreBusy, StoreFailed, StoreInUse
@@ -26,8 +27,8 @@ from timer_service.ports.delivery_store import CallbackRecord, Finished
 from timer_service.ports.secret_store import SecretKind, StoredSecret
 from timer_service.ports.timer_archive import TimerArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
-from timer_service.stores import open_archive, open_archives, open_secrets_at
-from timer_service.workflows.copy_secrets import copy_secrets
+from timer_service.stores import open_archive, open_archives, open_keys_at, open_secrets_at
+from timer_service.workflows.copy_secrets import copy_keys, copy_secrets
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
 
@@ -401,7 +402,7 @@ def test_a_copy_that_cannot_begin_is_one_clear_line(
 
 
 @pytest.mark.parametrize("back", [False, True])
-async def test_secrets_come_along_sealed_as_they_are(
+async def test_secrets_and_keys_come_along_as_they_are(
     sqlite: str, postgres: str, tmp_path: Path, back: bool
 ) -> None:
     source, target = (postgres, sqlite) if back else (sqlite, postgres)
@@ -412,6 +413,15 @@ async def test_secrets_come_along_sealed_as_they_are(
     ]
     async with open_secrets_at(source) as store:
         await store.save_secrets(secrets)
+    keys = [
+        ApiKey(
+            f"k{n}", TenantId("acme"), frozenset({Scope.READ}), bytes(32), at(n), at(n + 9), revoked_at, "x"
+        )
+        for n, revoked_at in enumerate([None, at(3)])
+    ]
+    async with open_keys_at(source) as kept:
+        for key in keys:
+            await kept.add(key)
 
     result = await asyncio.to_thread(run_cli, "copy", "--from", source, "--to", target, cwd=tmp_path)
 
@@ -419,6 +429,9 @@ async def test_secrets_come_along_sealed_as_they_are(
     async with open_secrets_at(target) as store:
         assert list(await store.secrets_after(None, 10)) == secrets
         assert await copy_secrets(store, store, batch_size=2) == 3
+    async with open_keys_at(target) as kept:
+        assert list(await kept.list_keys()) == keys
+        assert await copy_keys(kept, kept) == 0
 
 
 CALLBACK = Callback(

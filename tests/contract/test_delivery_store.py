@@ -1,18 +1,10 @@
 """What every delivery store promises; ports/delivery_store.py says it in words."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Protocol
 
-import pytest
-
-from tests.support.postgres import open_postgres_in_step
 from tests.support.timers import ACME, GLOBEX, at, call, cancel, schedule
-from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.callback import (
     NO_CALLBACK,
     Callback,
@@ -42,11 +34,10 @@ from timer_service.ports.delivery_store import (
     CallbackRecord,
     ClaimedDelivery,
     DeliveryQuery,
-    DeliveryStore,
     Finished,
 )
-from timer_service.ports.timer_store import TimerQuery, TimerStore
-from timer_service.testing import START, MemoryTimerStore
+from timer_service.ports.timer_store import TimerQuery
+from timer_service.stores import Store
 
 CALLBACK = Callback("https://shop.example/hooks")
 WHOLE = Callback(
@@ -63,43 +54,6 @@ WHOLE = Callback(
     fingerprint="f00",
 )
 FAIL = Answered(500)
-
-
-class Store(TimerStore, Protocol):
-    """A timer store with the deliveries beside it."""
-
-    @property
-    def deliveries(self) -> DeliveryStore: ...
-
-
-@asynccontextmanager
-async def _memory(_: Path) -> AsyncIterator[Store]:
-    yield MemoryTimerStore()
-
-
-@asynccontextmanager
-async def _sqlite(folder: Path) -> AsyncIterator[Store]:
-    async with open_sqlite_store(folder / "timers.db", lambda: START) as store:
-        yield store
-
-
-@asynccontextmanager
-async def _postgres(_: Path) -> AsyncIterator[Store]:
-    async with open_postgres_in_step(START) as store:
-        yield store
-
-
-STORES: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
-    "memory": _memory,
-    "sqlite": _sqlite,
-    "postgres": _postgres,
-}
-
-
-@pytest.fixture(params=list(STORES))
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    async with STORES[request.param](tmp_path) as opened:
-        yield opened
 
 
 def key(name: str, tenant: str = ACME) -> TimerKey:
@@ -327,6 +281,32 @@ async def test_one_lane_can_be_asked_for(store: Store) -> None:
     assert await due(store, lane=(ACME, CALLBACK.origin)) == ["a", "d"]
     assert await due(store, lane=(ACME, other.origin)) == ["b"]
     assert await due(store, lane=(ACME, CALLBACK.origin), after=(at(0), ACME, call("a"))) == ["d"]
+
+
+async def test_the_callbacks_of_a_large_batch_are_each_kept_with_their_timer(store: Store) -> None:
+    callbacks = {f"order-{n}": replace(WHOLE, url=f"https://shop.example/{n}") for n in range(250)}
+    requests = [replace(schedule(name, 60), callback=callback) for name, callback in callbacks.items()]
+
+    await store.decide(requests, at(0))
+
+    found = await store.deliveries.get([key(name) for name in callbacks])
+    assert {name: found[key(name)].callback for name in callbacks} == callbacks
+
+
+async def test_what_was_just_handed_over_is_found_by_its_key(store: Store) -> None:
+    for second, name in enumerate(["delivered", "a", "b", "later"]):
+        await ask(store, name, second)
+    await fire(store, 0)
+    await attempt(store, Answered(200), "delivered")
+    for second in (1, 2, 3):
+        await fire(store, second)
+    keys = [key(name) for name in ("a", "delivered", "later", "nobody", "b")]
+
+    found = await store.deliveries.due_among(keys, at(2))
+
+    page = await store.deliveries.due(at(2), 10)
+    assert sorted(found, key=lambda each: each.place) == page.found
+    assert [each.service_call_id for each in page.found] == ["a", "b"]
 
 
 async def test_a_claim_brings_all_that_the_attempt_needs(store: Store) -> None:

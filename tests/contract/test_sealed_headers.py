@@ -8,7 +8,7 @@ from typing import Protocol
 import pytest
 
 from tests.support.callbacks import keyring_of
-from tests.support.postgres import fresh_schema
+from tests.support.postgres import migrated_schema
 from tests.support.timers import ACME, GLOBEX, at, schedule
 from timer_service.adapters.callback_headers import Headers, HeaderVault
 from timer_service.adapters.postgres.opening import open_postgres_store
@@ -45,7 +45,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         async with open_sqlite_store(tmp_path / "timers.db", lambda: START) as sqlite:
             yield sqlite
     else:
-        async with fresh_schema() as url, open_postgres_store(url, lambda: START) as postgres:
+        async with migrated_schema() as url, open_postgres_store(url, lambda: START) as postgres:
             yield postgres
 
 

@@ -1,8 +1,6 @@
 """Where the secrets of tenants are kept, and the keyring on top of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,43 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.support.callbacks import SEALING, keyring_of
-from tests.support.postgres import fresh_schema
 from tests.support.timers import ACME, GLOBEX, at
-from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sealing import NotOpened, SecretKeys
 from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
 from timer_service.adapters.webhook.keyring import FRESH_S, MAX_NAMED_SECRETS, OVERLAP, Keyring
 from timer_service.domain.callback import Signing
 from timer_service.ports.secret_store import SecretKind, SecretStore, StoredSecret
-from timer_service.testing.secrets import MemorySecretStore
+from timer_service.stores import OpenedStore
 
 SECRET = StoredSecret(ACME, SecretKind.NAMED, "token", b"\x00sealed\xff", created_at=at(0))
 
 
-@asynccontextmanager
-async def _memory(_: Path) -> AsyncIterator[SecretStore]:
-    yield MemorySecretStore()
-
-
-@asynccontextmanager
-async def _sqlite(folder: Path) -> AsyncIterator[SecretStore]:
-    yield SqliteSecretStore(secrets_path(folder / "timers.db"))
-
-
-@asynccontextmanager
-async def _postgres(_: Path) -> AsyncIterator[SecretStore]:
-    async with fresh_schema() as url, open_postgres_store(url, lambda: at(0)) as store:
-        yield store.secrets
-
-
-STORES = {"memory": _memory, "sqlite": _sqlite, "postgres": _postgres}
-
-
-@pytest.fixture(params=list(STORES))
-async def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SecretStore]:
-    opened: AbstractAsyncContextManager[SecretStore] = STORES[request.param](tmp_path)
-    async with opened as store:
-        yield store
+@pytest.fixture
+def secrets(opened: OpenedStore) -> SecretStore:
+    """What each kind of store keeps beside the timers."""
+    return opened.secrets
 
 
 async def test_a_tenant_has_no_secrets_at_first(secrets: SecretStore) -> None:

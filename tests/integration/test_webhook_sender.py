@@ -5,7 +5,8 @@ import gzip
 import socket
 import ssl
 import threading
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +17,11 @@ import trustme
 import uvloop
 
 from tests.support.callbacks import FIRING, keyring_of, request_to, sending
+from tests.support.patience import PATIENCE_S
 from tests.support.receiver import OK, Received, receiving
 from tests.support.timers import ACME
 from timer_service import __version__
-from timer_service.adapters.webhook.sender import MAX_RESPONSE_BYTES
+from timer_service.adapters.webhook.link import MAX_RESPONSE_BYTES
 from timer_service.adapters.webhook.signature import read_verifier, signed_content
 from timer_service.domain.callback import Method, Signing
 from timer_service.domain.delivery import Answered, Blocked, TimedOut, Trouble, Unreachable
@@ -295,6 +297,13 @@ async def test_a_proxy_gets_every_callback_and_the_guard_still_judges_addresses_
     assert [each.line for each in proxy.requests] == ["POST http://receiver.internal/hook HTTP/1.1"]
 
 
+async def test_a_proxy_is_told_who_asks() -> None:
+    async with receiving() as proxy, sending(proxy=proxy.url(""), proxy_login="me:secret") as sender:
+        await sender.send(request_to("http://receiver.internal/hook"))
+
+    assert proxy.requests[0].headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
+
+
 async def test_a_proxy_that_refuses_is_named() -> None:
     answer = b"HTTP/1.1 407 X\r\ncontent-length: 0\r\n\r\n"
     async with receiving(answer=answer) as proxy, sending(proxy=proxy.url("")) as sender:
@@ -343,6 +352,85 @@ async def test_a_certificate_for_another_name_is_trouble_with_tls(
     assert isinstance(result, Unreachable)
     assert result.trouble is Trouble.TLS
     assert other.requests == []
+
+
+@asynccontextmanager
+async def tunnelling(port: int) -> AsyncIterator[tuple[str, list[str]]]:
+    """Run a proxy that leads every tunnel to a port, and notes what it is asked."""
+    heads: list[str] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    tasks: list[asyncio.Task[None]] = []
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.create_task(tunnel(reader, writer)))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+    finally:
+        server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_https_goes_through_a_tunnel_of_the_proxy_which_sees_none_of_it(
+    authority: tuple[trustme.CA, Path], new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    ca, path = authority
+    url = "https://receiver.example/hook"
+
+    async def twice() -> None:
+        login = "me:secret"
+        async with (
+            receiving(certified(ca, "receiver.example")) as receiver,
+            tunnelling(receiver.port) as (proxy, heads),
+            sending(allow="", proxy=proxy, proxy_login=login, ca_file=path) as sender,
+        ):
+            results = [await sender.send(request_to(url, attempt=attempt)) for attempt in (1, 2)]
+
+        assert results == [Answered(200)] * 2
+        assert [head.split("\r\n")[:3] for head in heads] == [
+            [
+                "CONNECT receiver.example:443 HTTP/1.1",
+                "host: receiver.example:443",
+                "proxy-authorization: Basic bWU6c2VjcmV0",
+            ]
+        ]
+        assert [each.line for each in receiver.requests] == ["POST /hook HTTP/1.1"] * 2
+        assert all("proxy-authorization" not in each.headers for each in receiver.requests)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(twice())
+
+
+async def test_through_a_tunnel_the_certificate_must_be_that_of_the_receiver(
+    authority: tuple[trustme.CA, Path],
+) -> None:
+    ca, path = authority
+    async with (
+        receiving(certified(ca, "other.example")) as receiver,
+        tunnelling(receiver.port) as (proxy, _),
+        sending(allow="", proxy=proxy, ca_file=path) as sender,
+    ):
+        result = await sender.send(request_to("https://receiver.example/hook"))
+
+    assert isinstance(result, Unreachable)
+    assert (result.trouble, receiver.requests) == (Trouble.TLS, [])
 
 
 async def test_a_port_that_does_not_speak_tls_is_trouble_with_tls() -> None:

@@ -5,6 +5,7 @@ receiver answered to that.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
@@ -14,11 +15,11 @@ from typing import Any
 from uuid import UUID
 
 from tests.simulation.clock import START_MS
+from tests.simulation.hooks import Hook, retry_after_s
 from tests.simulation.loop import PROCESS, Lively, VirtualLoop
-from tests.simulation.plan import Hook
 from timer_service.domain.callback import Callback, RetryPolicy
 from timer_service.domain.delivery import Answered, CallbackRequest, CallResult, TimedOut
-from timer_service.domain.errors import TransientError
+from timer_service.domain.errors import CriticalError, TransientError
 from timer_service.domain.messages import CancelTimer, Command, ScheduleTimer, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome
 from timer_service.timers import NEWEST, Timers
@@ -26,8 +27,11 @@ from timer_service.timers import NEWEST, Timers
 ANSWERS_IN_S = 0.02
 """What a request and its answer take, unless they time out."""
 ASKED_AGAIN_IN_S = 0.05
-"""A tenant whom nobody listens to tries again."""
+"""A tenant whom nobody listens to tries again, less and less often."""
+MAX_AGAIN_IN_S = 30.0
 TAKEN = Answered(200)
+GONE = 410
+"""What a receiver answers that wants no other attempt."""
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class _Story:
     cancel_asked: bool = False
     cancelled: bool | None = None
     """What a tenant was told; None if nothing."""
+    again_in_s: float = ASKED_AGAIN_IN_S
     id: UUID | None = None
     attempts: list[_Attempt] = field(default_factory=list)
 
@@ -58,7 +63,7 @@ class _Story:
         if self.attempts:
             last = self.attempts[-1]
             is_last = last.number == len(self.hook.delays_s) + 1
-            return last.result is None or not (_is_success(last.result) or is_last)
+            return last.result is None or not (_is_final(last.result) or is_last)
         in_doubt = self.cancel_asked and self.cancelled is None
         return self.scheduled and not self.cancelled and not in_doubt
 
@@ -79,14 +84,20 @@ class Callbacks:
         self._wall_ms = wall_ms
         self._violated = violated
         self._note = note
-        self._ask: Callable[[_Story, Command], bool] = _nobody
+        self._ask: Callable[[Sequence[_Story], Sequence[Command]], bool] = _nobody
 
     def begin(self) -> None:
         """Let tenants ask, each at its time."""
+        batches = defaultdict[float, list[_Story]](list)
         for story in self._stories.values():
-            self._loop.world_at(story.hook.at, self._schedule, story)
+            if story.hook.in_batch:
+                batches[story.hook.at].append(story)
+            else:
+                self._loop.world_at(story.hook.at, self._schedule, [story])
             if story.hook.cancel_at is not None:
-                self._loop.world_at(story.hook.cancel_at, self._cancel, story)
+                self._loop.world_at(story.hook.cancel_at, self._cancel, [story])
+        for at, stories in batches.items():
+            self._loop.world_at(at, self._schedule, stories)
 
     def owed(self) -> list[str]:
         """Return what has been promised and has not come."""
@@ -102,10 +113,10 @@ class Callbacks:
         requests: set[asyncio.Task[None]] = set()
         context = copy_context()
 
-        def ask(story: _Story, command: Command) -> bool:
+        def ask(stories: Sequence[_Story], commands: Sequence[Command]) -> bool:
             if process.dead:
                 return False
-            carrying_out = self._carry_out(process, timers, story, command)
+            carrying_out = self._carry_out(process, timers, stories, commands)
             task = self._loop.create_task(carrying_out, context=context)
             requests.add(task)
             task.add_done_callback(requests.discard)
@@ -122,36 +133,51 @@ class Callbacks:
             if requests and not process.dead:
                 await asyncio.wait(requests)
 
-    def _schedule(self, story: _Story) -> None:
-        hook = story.hook
-        callback = Callback(
-            f"https://{hook.receiver}.example/",
-            retry=RetryPolicy(tuple(timedelta(seconds=seconds) for seconds in hook.delays_s)),
-        )
-        due_at = datetime.fromtimestamp((START_MS + round(hook.due_s * 1000)) / 1000, UTC)
-        self._send(story, ScheduleTimer(*_key(hook), due_at, None, NEWEST, callback=callback), self._schedule)
+    def _schedule(self, stories: Sequence[_Story]) -> None:
+        self._send(stories, [_scheduling(story.hook) for story in stories], self._schedule)
 
-    def _cancel(self, story: _Story) -> None:
+    def _cancel(self, stories: Sequence[_Story]) -> None:
         # Who does not know of a timer does not cancel it.
+        [story] = stories
         if story.scheduled:
             story.cancel_asked = True
-            self._send(story, CancelTimer(*_key(story.hook), NEWEST), self._cancel)
+            self._send(stories, [CancelTimer(*_key(story.hook), NEWEST)], self._cancel)
 
-    def _send(self, story: _Story, command: Command, again: Callable[[_Story], None]) -> None:
-        if not self._ask(story, command):
-            self._loop.world_at(self._loop.time() + ASKED_AGAIN_IN_S, again, story)
+    def _send(
+        self,
+        stories: Sequence[_Story],
+        commands: Sequence[Command],
+        again: Callable[[Sequence[_Story]], None],
+    ) -> None:
+        first = stories[0]
+        if self._ask(stories, commands):
+            first.again_in_s = ASKED_AGAIN_IN_S
+        else:
+            self._loop.world_at(self._loop.time() + first.again_in_s, again, stories)
+            first.again_in_s = min(2 * first.again_in_s, MAX_AGAIN_IN_S)
 
-    async def _carry_out(self, life: Lively, timers: Timers, story: _Story, command: Command) -> None:
+    async def _carry_out(
+        self, life: Lively, timers: Timers, stories: Sequence[_Story], commands: Sequence[Command]
+    ) -> None:
         try:
-            outcome = (await timers.carry_out(command)).outcome
+            if stories[0].hook.in_batch and len(commands) > 1:
+                outcomes = [each.outcome for each in await timers.carry_out_all(commands)]
+            else:
+                outcomes = [(await timers.carry_out(command)).outcome for command in commands]
         except TransientError:
-            self._note(f"{command.key}: to be asked again")
+            self._note(f"{commands[0].key}: to be asked again")
             return
         except Exception as error:
-            if not life.dead:
-                self._violated("I0", f"{command.key}: {error!r}")
+            if not life.dead and not isinstance(error, CriticalError):  # Which ends the process.
+                self._violated("I0", f"{commands[0].key}: {error!r}")
             return
+        for story, command, outcome in zip(stories, commands, outcomes, strict=True):
+            self._answered(story, command, outcome)
+
+    def _answered(self, story: _Story, command: Command, outcome: Outcome) -> None:
         self._note(f"{command.key}: answered {outcome}")
+        if outcome in (Outcome.DUE, Outcome.SUPERSEDED):
+            return  # It may be asked again.
         if isinstance(command, ScheduleTimer):
             story.scheduled = True
             return
@@ -196,26 +222,35 @@ class Callbacks:
             return  # Its outcome was lost with the process.
         if request.attempt != number + 1 or number > len(hook.delays_s):
             self._violated("I3", f"{request.key}: attempt {request.attempt} after {number}")
-        elif last is not None and (last.result is None or _is_success(last.result)):
+        elif last is not None and (last.result is None or _is_final(last.result)):
             self._violated("I3", f"{request.key}: attempt {request.attempt} after {last.result}")
         elif last is not None and now_ms < last.ended_ms + _pause_ms(hook, last):
             self._violated("I2", f"{request.key}: attempt {request.attempt} comes too early")
 
 
-def _nobody(_story: _Story, _command: Command) -> bool:
+def _nobody(_stories: Sequence[_Story], _commands: Sequence[Command]) -> bool:
     """Stand in for a process that is away."""
     return False
+
+
+def _scheduling(hook: Hook) -> ScheduleTimer:
+    callback = Callback(
+        f"https://{hook.receiver}.example/",
+        retry=RetryPolicy(tuple(timedelta(seconds=seconds) for seconds in hook.delays_s)),
+    )
+    due_at = datetime.fromtimestamp((START_MS + round(hook.due_s * 1000)) / 1000, UTC)
+    return ScheduleTimer(*_key(hook), due_at, None, NEWEST, callback=callback)
 
 
 def _key(hook: Hook) -> tuple[TenantId, ServiceCallId]:
     return TenantId(hook.tenant), ServiceCallId(hook.call)
 
 
-def _is_success(result: CallResult) -> bool:
-    return isinstance(result, Answered) and result.status == TAKEN.status
+def _is_final(result: CallResult) -> bool:
+    return isinstance(result, Answered) and result.status in (TAKEN.status, GONE)
 
 
 def _pause_ms(hook: Hook, attempt: _Attempt) -> float:
     """Return what the schedule or the receiver asks for after an attempt that failed."""
-    asked_s = float((isinstance(attempt.result, Answered) and attempt.result.retry_after) or 0)
-    return 1000 * max(hook.delays_s[attempt.number - 1], asked_s)
+    assert attempt.result is not None
+    return 1000 * max(hook.delays_s[attempt.number - 1], retry_after_s(attempt.result))

@@ -10,10 +10,11 @@ from uuid import UUID
 from tests.support.timers import ACME, at, call
 from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.sealing import SecretKeys
+from timer_service.adapters.webhook.connections import Routing
 from timer_service.adapters.webhook.guard import MakeSocket
 from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.adapters.webhook.resolver import LookUp
-from timer_service.adapters.webhook.sender import HttpCallbackSender, SenderOptions, open_sender
+from timer_service.adapters.webhook.sender import HttpCallbackSender, open_sender
 from timer_service.domain.callback import Callback
 from timer_service.domain.delivery import CallbackRequest
 from timer_service.ports.secret_store import SecretStore
@@ -53,11 +54,12 @@ async def sending(
     allow: str = "127.0.0.1/32",
     keyring: Keyring | None = None,
     proxy: str | None = None,
+    proxy_login: str | None = None,
     ca_file: Path | None = None,
     **seams: LookUp | MakeSocket | int,
 ) -> AsyncIterator[HttpCallbackSender]:
     """Open a real sender that may reach a receiver on the loopback address."""
     rules = AddressRules(read_allowed(allow))
-    options = SenderOptions(rules, proxy=proxy, ca_file=ca_file, **seams)  # type: ignore[arg-type]
-    async with open_sender(keyring or keyring_of(), VAULT, options) as sender:
+    routing = Routing(rules, proxy=proxy, proxy_login=proxy_login, **seams)  # type: ignore[arg-type]
+    async with open_sender(keyring or keyring_of(), VAULT, routing, ca_file=ca_file) as sender:
         yield sender

@@ -12,11 +12,12 @@ from tests.support.timers import ACME, GLOBEX
 from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.builder import CommandBuilder
-from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.callbacks import MAX_PAYLOAD_BYTES, CallbackDesk
 from timer_service.adapters.http.compact import CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.openapi import documents
+from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.rest import compact_routes, delivery_routes, dry_run_routes, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.no_broker import NoBroker
@@ -65,6 +66,8 @@ class Site:
     keys: MemoryApiKeys = field(default_factory=MemoryApiKeys)
     rate: int = 0
     burst: int = 500
+    max_pending: int = 0
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
     has_broker: bool = True
     has_proxy: bool = False
     allow: str = ""
@@ -92,9 +95,11 @@ class Site:
         )
         self.deliveries = Deliveries(self.store.deliveries, self.clock, self.woken.append)
         self.preparer = Preparer(keyring_of(), VAULT, AddressRules(read_allowed(self.allow)))
-        desk = CallbackDesk(self.preparer.vault, self.preparer.rules)
+        desk = CallbackDesk(self.preparer.vault, self.preparer.rules, self.max_payload_bytes)
         builder = CommandBuilder(desk, self.clock.delays_from, has_broker=self.has_broker)
-        handlers = TimerHandlers(self.timers, self.deliveries, desk, builder)
+        elapsed_s = lambda: self.clock.elapsed_s  # noqa: E731 - as the service passes it on
+        pending = PendingLimit(self.max_pending, self.timers, self.store.insight, elapsed_s)
+        handlers = TimerHandlers(self.timers, self.deliveries, desk, builder, pending)
         preview = self.preview or HttpCallbackPreview(
             self.preparer, has_proxy=self.has_proxy, look_up=self.look_up
         )
@@ -102,7 +107,7 @@ class Site:
             *v1_routes(handlers),
             *dry_run_routes(DryRunHandlers(builder, preview, self.clock.now)),
             *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys)),
-            *compact_routes(CompactHandlers(self.timers, self.deliveries, desk, self.clock.now)),
+            *compact_routes(CompactHandlers(self.timers, self.deliveries, desk, pending, self.clock.now)),
         )
         self.app = ApiApp(
             (*routes, *documents(routes)),
@@ -111,6 +116,7 @@ class Site:
             rate=self.rate,
             burst=self.burst,
             receive_timeout_s=self.receive_timeout_s,
+            max_body_bytes=2 * self.max_payload_bytes,
         )
         return self
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.broker import free_port
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 from timer_service.secret_keys import new_secret_key
 
@@ -39,8 +39,8 @@ class Receiver:
     delay_s: float = 0.0
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By the name of the timer."""
-    unanswered: set[str] = field(default_factory=set)
-    """Ids of requests that are under way."""
+    unanswered: dict[str, asyncio.Transport] = field(default_factory=dict)
+    """Ids of requests that are under way, and where each came in."""
     watched: dict[str, "asyncio.Future[float]"] = field(default_factory=dict)
     """Ids of which the next request is waited for."""
     port: int = 0
@@ -57,22 +57,27 @@ class Receiver:
         self.calls[headers["timer-id"]].append(call)
         if (waited := self.watched.pop(firing, None)) is not None and not waited.done():
             waited.set_result(now_s)
-        self.unanswered.add(firing)
+        self.unanswered[firing] = transport
         if self.delay_s:
             asyncio.get_running_loop().call_later(self.delay_s, self._answer, firing, transport)
         else:
             self._answer(firing, transport)
 
+    def cut_off(self) -> set[str]:
+        """Return the ids of requests under way whose sender is gone."""
+        return {firing for firing, transport in self.unanswered.items() if transport.is_closing()}
+
     def _answer(self, firing: str, transport: asyncio.Transport) -> None:
-        self.unanswered.discard(firing)
+        if self.unanswered.get(firing) is transport:
+            del self.unanswered[firing]
         if not transport.is_closing():
             transport.write(ANSWER)
 
     @asynccontextmanager
-    async def receiving(self) -> AsyncIterator["Receiver"]:
+    async def receiving(self, host: str = "127.0.0.1") -> AsyncIterator["Receiver"]:
         """Receive for as long as the context lasts."""
         server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self), "127.0.0.1", 0, backlog=1024
+            lambda: _Connection(self), host, 0, backlog=1024
         )
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -110,7 +115,12 @@ class Site:
     """One service on SQLite, or several on PostgreSQL, without a broker."""
 
     def __init__(
-        self, folder: Path, receiver: Receiver, database: str | None = None, instances: int = 1
+        self,
+        folder: Path,
+        receiver: Receiver,
+        database: str | None = None,
+        instances: int = 1,
+        allow: str = "127.0.0.1",
     ) -> None:
         self.receiver = receiver
         self.ports = [free_port() for _ in range(instances)]
@@ -124,7 +134,7 @@ class Site:
                 api_key=KEY,
                 api_tenant="acme",
                 request_rate=0,
-                callback_allow="127.0.0.1",
+                callback_allow=allow,
                 **shared,
             )
             for number, port in enumerate(self.ports)

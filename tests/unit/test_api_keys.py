@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from tests.support.timers import ACME, at
-from timer_service.adapters.http.auth import FRESH_S, MAX_KNOWN_KEYS, Caller, Doorkeeper
+from timer_service.adapters.http.auth import (
+    FRESH_S,
+    MAX_KNOWN_KEYS,
+    WRONG_KEYS_PER_MINUTE,
+    Caller,
+    Doorkeeper,
+    TooManyTries,
+)
 from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of, key_id_of
 from timer_service.testing import ManualClock, MemoryApiKeys
 
@@ -105,11 +112,59 @@ async def test_the_key_of_the_settings_opens_for_its_tenant() -> None:
     assert await keeper.caller({"x-api-key": SINGLE}) == Caller(ACME, ALL_SCOPES)
 
 
+async def test_the_use_of_a_key_is_kept_at_most_once_a_minute_and_a_wrong_one_is_no_use() -> None:
+    door = Door()
+    await door.keys.add(KEY)
+    keeper, used = door.keeper(), []
+
+    await keeper.caller({"x-api-key": "tmr_a1_other"})
+    used.append(await door.keys.get("a1"))
+    for _ in range(4):
+        await keeper.caller({"x-api-key": TEXT})
+        used.append(await door.keys.get("a1"))
+        door.clock.advance(30)
+
+    assert [key and key.used_at for key in used] == [None, at(0), at(0), at(60), at(60)]
+
+
+async def test_many_wrong_keys_from_an_address_are_refused_and_not_looked_up() -> None:
+    door = Door()
+    await door.keys.add(KEY)
+    keeper = door.keeper()
+    wrong = [{"x-api-key": f"tmr_b{n}_secret"} for n in range(WRONG_KEYS_PER_MINUTE + 1)]
+
+    tried = [await keeper.caller(headers, "192.0.2.1") for headers in wrong[:-1]]
+    looked_up = door.keys.asked
+    with pytest.raises(TooManyTries) as refused:
+        await keeper.caller(wrong[-1], "192.0.2.1")
+    elsewhere = await keeper.caller(wrong[-1], "192.0.2.2")
+    door.clock.advance(refused.value.wait_s)
+
+    assert (tried, elsewhere, looked_up) == ([None] * WRONG_KEYS_PER_MINUTE, None, WRONG_KEYS_PER_MINUTE)
+    assert door.keys.asked == looked_up + 1
+    assert await keeper.caller(wrong[-1], "192.0.2.1") is None
+
+
+async def test_a_key_that_opens_goes_on_to_do_so_beside_wrong_ones_from_its_address() -> None:
+    door = Door()
+    await door.keys.add(KEY)
+    keeper = door.keeper(single_key=SINGLE, single_tenant="acme")
+    await keeper.caller({"x-api-key": TEXT}, "192.0.2.1")
+    for n in range(WRONG_KEYS_PER_MINUTE):
+        await keeper.caller({"x-api-key": f"wrong-{n}"}, "192.0.2.1")
+
+    door.clock.advance(FRESH_S)
+    by_key = await keeper.caller({"x-api-key": TEXT}, "192.0.2.1")
+    by_setting = await keeper.caller({"x-api-key": SINGLE}, "192.0.2.1")
+
+    assert (by_key, by_setting) == (Caller(ACME, KEY.scopes), Caller(ACME, ALL_SCOPES))
+
+
 async def test_a_flood_of_unknown_keys_takes_no_more_than_a_bounded_memory() -> None:
     keeper = Door().keeper()
 
     for number in range(MAX_KNOWN_KEYS + 10):
-        await keeper.caller({"x-api-key": f"tmr_{number}_x"})
+        await keeper.caller({"x-api-key": f"tmr_{number}_x"}, f"address {number}")
 
     assert len(keeper._known) == MAX_KNOWN_KEYS
 

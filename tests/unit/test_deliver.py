@@ -22,9 +22,17 @@ from timer_service.domain.delivery import (
     Unreachable,
 )
 from timer_service.domain.errors import StoreBusy
-from timer_service.domain.messages import TenantId, firing_id
+from timer_service.domain.messages import TenantId, TimerKey, firing_id
 from timer_service.domain.timer import Outcome, TimerState
-from timer_service.ports.delivery_store import DeliveryQuery, Finished
+from timer_service.ports.delivery_store import (
+    ClaimedDelivery,
+    DeliveryQuery,
+    DuePage,
+    Finished,
+    Lane,
+    Place,
+    WaitingDelivery,
+)
 from timer_service.testing import ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
 
@@ -282,6 +290,77 @@ async def test_an_outcome_that_cannot_be_kept_is_kept_later_and_not_sent_again()
     assert (len(sender.sent), state(rig)) == (1, DeliveryState.DELIVERED)
 
 
+class _SharedDeliveries(MemoryDeliveries):
+    """Deliveries of which another instance takes most just after we have seen them, and then ends."""
+
+    is_shared = True
+    theirs = 0
+
+    async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:
+        for key in sorted(self.kept)[: self.theirs]:
+            self.kept[key] = replace(
+                self.kept[key], state=DeliveryState.DELIVERED, next_attempt_at=None, ended_at=now
+            )
+        return await super().claim(keys, now)
+
+
+class _LongList(MemoryDeliveries):
+    """Deliveries that note how they were looked for."""
+
+    pages = 0
+
+    async def due(
+        self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
+    ) -> DuePage:
+        self.pages += lane is None
+        return await super().due(now, limit, after=after, lane=lane)
+
+    async def due_among(self, keys: Sequence[TimerKey], now: datetime) -> list[WaitingDelivery]:
+        pages = self.pages
+        found = await super().due_among(keys, now)
+        self.pages = pages
+        for _ in range(20):  # Others are handed over meanwhile.
+            await asyncio.sleep(0)
+        return found
+
+
+async def test_what_is_handed_over_begins_without_a_look_at_all_that_waits() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = deliveries = _LongList(rig.store.timers)
+    rig = Rig(sender=sender, store=rig.store)
+    for n in range(200):
+        await ask(rig, f"order-{n}", 1)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        pages = deliveries.pages
+        rig.clock.advance(1)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(sender.sent) < 200:
+                await asyncio.sleep(0)
+
+    assert deliveries.pages == pages
+
+
+async def test_what_another_instance_has_taken_keeps_nothing_else_waiting() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    shared = _SharedDeliveries(rig.store.timers)
+    shared.theirs = 250
+    rig.store.deliveries = shared
+    rig = Rig(sender=sender, store=rig.store)
+    for n in range(400):
+        await ask(rig, f"order-{n:03}", 0)
+
+    async with rig.running():
+        await pass_time(rig, 1, 0.05)
+
+    assert sorted(request.service_call_id for request in sender.sent) == [
+        f"order-{n}" for n in range(250, 400)
+    ]
+
+
 async def test_a_replay_is_sent_at_once() -> None:
     answers = iter([Answered(410), Answered(200)])
     sender = ScriptedSender(lambda _: next(answers))
@@ -293,7 +372,7 @@ async def test_a_replay_is_sent_at_once() -> None:
         assert state(rig) is DeliveryState.FAILED
         await rig.store.deliveries.replay(DeliveryQuery(ACME), rig.clock.now())
         assert rig.service.callbacks is not None
-        rig.service.callbacks.delivering.handed_over(rig.clock.now())
+        rig.service.callbacks.delivering.wait_again(rig.clock.now())
         await rig.clock.until_rest()
 
     assert [request.attempt for request in sender.sent] == [1, 2]

@@ -177,6 +177,24 @@ def test_what_was_not_sent_costs_nothing() -> None:
     assert lanes.take(6.0) == [1]
 
 
+def test_what_waits_in_an_outdated_lane_is_asked_for_again() -> None:
+    lanes = Lanes[int]()
+    for n in range(10):
+        lanes.offer(n, lane("acme"), 0.0)
+    taken = lanes.take(0.0)
+
+    lanes.outdate(lane("acme"))
+
+    assert lanes.hungry() == [lane("acme")]
+    assert [n for n in range(10) if lanes.knows(n)] == taken
+    for key in taken:
+        lanes.done(key, OK, 0.1)
+        lanes.forget(key)
+    lanes.has_no_more(lane("acme"))
+    lanes.offer(9, lane("acme"), 0.2)
+    assert lanes.take(0.2) == [9]
+
+
 def test_an_attempt_stays_known_until_its_outcome_is_kept() -> None:
     lanes = Lanes[int]()
     lanes.offer(1, lane("acme"), 0.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.rest import Site
+from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, at, call, schedule
 from timer_client.wire import format_time
 from timer_service.domain.callback import Sink
@@ -273,3 +273,14 @@ async def test_a_timer_that_expired_by_a_command_has_no_delivery_to_send_again(s
 
     assert (shown.json["timer"]["state"], "delivery" in shown.json["timer"]) == ("Expired", False)
     assert (again.status, again.json["detail"]) == (409, "there is no delivery: the timer has not fired")
+
+
+async def test_a_larger_body_can_be_allowed() -> None:
+    body = "x" * (1024 * 1024 - 2)
+    async with open_site(max_payload_bytes=1024 * 1024) as site:
+        allowed, too_large = [
+            await site.ask("POST", "/v1/timers", {"dueAt": DUE, "callback": {"url": URL, "body": text}})
+            for text in (body, body + "x")
+        ]
+
+    assert (allowed.status, too_large.status) == (201, 413)

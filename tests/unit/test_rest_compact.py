@@ -1,5 +1,6 @@
 """The compact dialect: /timers and /health, {code, message, data}, five statuses."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from tests.support.rest import Reply, Site
 from tests.support.timers import ACME, GLOBEX, at, call
 from timer_client.wire import format_time
+from timer_service.adapters.http.compact import MAX_OFFSET
 from timer_service.domain.callback import Sink
-from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.messages import DueTimeReached, ServiceCallId
 
 DUE = format_time(at(60))
 LATER = format_time(at(90))
@@ -117,6 +119,20 @@ async def test_what_has_fired_can_neither_be_canceled_nor_updated(site: Site) ->
         "cannot cancel timer with status 'executing'",
         "cannot update timer with status 'executing'",
     ]
+
+
+async def test_of_very_many_timers_the_total_is_capped_and_says_so(site: Site) -> None:
+    reply = await create(site)
+    timer = site.store.timers[ACME, ServiceCallId(reply.json["data"]["id"])]
+    for number in range(MAX_OFFSET):
+        name = ServiceCallId(f"order-{number:05}")
+        site.store.timers[ACME, name] = replace(timer, service_call_id=name)
+
+    data = (await site.ask("GET", "/timers?limit=1")).json["data"]
+    beyond = await site.ask("GET", f"/timers?offset={MAX_OFFSET + 1}")
+
+    assert (data["total"], data["total_capped"]) == (MAX_OFFSET, True)
+    assert (beyond.status, "cursor" in beyond.json["message"]) == (400, True)
 
 
 async def test_a_list_has_pages_filters_and_a_total(site: Site) -> None:

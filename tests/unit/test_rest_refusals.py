@@ -8,6 +8,7 @@ import pytest
 from tests.support.rest import KEYS, Site
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client.wire import format_time
+from timer_service.adapters.http.auth import WRONG_KEYS_PER_MINUTE
 from timer_service.domain.api_keys import Scope
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import ServiceCallId, TenantId
@@ -42,6 +43,18 @@ async def test_without_a_valid_key_nothing_is_read(site: Site, key: str | None) 
 
     assert (reply.status, reply.json["code"]) == (401, 4)
     assert (reply.headers["www-authenticate"], reply.headers["connection"]) == ("Bearer", "close")
+
+
+async def test_whoever_tries_many_wrong_keys_is_told_to_wait(site: Site) -> None:
+    tries = [
+        await site.ask("GET", "/v1/timers", tenant=None, x_api_key=f"wrong-{n}")
+        for n in range(WRONG_KEYS_PER_MINUTE + 1)
+    ]
+
+    without_key = await site.ask("GET", "/v1/timers", tenant=None)
+    assert [reply.status for reply in tries] == [401] * WRONG_KEYS_PER_MINUTE + [429]
+    assert tries[-1].headers["retry-after"] == "2"
+    assert without_key.status == 401
 
 
 async def test_a_key_may_do_no_more_than_its_scopes_say(site: Site) -> None:

@@ -34,12 +34,12 @@ def opened(folder: Path, *, at_once: bool = False, **settings: Any) -> Any:
 
 
 def test_a_service_without_callbacks_loads_no_http_client() -> None:
-    loaded = "sorted({'aiohttp.client', 'idna'} & sys.modules.keys())"
+    loaded = "sorted({'aiohttp.client', 'idna', 'aiohappyeyeballs'} & sys.modules.keys())"
     code = f"import sys, timer_service.bootstrap; print({loaded}); import aiohttp.client; print({loaded})"
 
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, check=True)
 
-    assert said.stdout == b"[]\n['aiohttp.client', 'idna']\n"
+    assert said.stdout == b"[]\n['aiohappyeyeballs', 'aiohttp.client', 'idna']\n"
 
 
 async def test_there_is_no_key_file_before_the_first_callback(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from timer_service.adapters.rows import Row, moment, text
 from timer_service.domain.api_keys import ApiKey, Scope
 from timer_service.domain.messages import TenantId
 
-COLUMNS: Final = "key_id, tenant_id, scopes, digest, created_at, expires_at, revoked_at, note"
+COLUMNS: Final = "key_id, tenant_id, scopes, digest, created_at, expires_at, revoked_at, note, used_at"
 """What a statement lists of a key, in the order of `row` and `key`."""
 
 
@@ -21,6 +21,7 @@ def row(key: ApiKey) -> tuple[Any, ...]:
         text(key.expires_at) if key.expires_at else None,
         text(key.revoked_at) if key.revoked_at else None,
         key.note,
+        text(key.used_at) if key.used_at else None,
     )
 
 
@@ -37,4 +38,5 @@ def key(row: Row) -> ApiKey:
         expires_at=moment(row[5]),
         revoked_at=moment(row[6]),
         note=row[7],
+        used_at=moment(row[8]),
     )

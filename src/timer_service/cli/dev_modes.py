@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timer_client import wire
 from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import moment
 from timer_service.cli.exits import EXIT_USAGE, CommandFailed
 from timer_service.config import Settings
-from timer_service.service.run import Service
+
+if TYPE_CHECKING:
+    from timer_service.service.run import Service
 
 USUAL_FOLDER = Path(".timer-service")
 
@@ -83,7 +85,7 @@ class DevMode:
             yield Path(folder)
 
     @asynccontextmanager
-    async def open_service(self, settings: Settings, instance: str, parts: Any) -> AsyncIterator[Service]:
+    async def open_service(self, settings: Settings, instance: str, parts: Any) -> AsyncIterator["Service"]:
         """Build the service as it was chosen."""
         # Here, because no real start may need anything of it.
         from timer_service.bootstrap import open_service  # noqa: PLC0415

@@ -108,10 +108,11 @@ async def _list(options: argparse.Namespace, keys: ApiKeyStore) -> None:
     if options.json:
         say("\n".join(printable_json(facts(key)) for key in found))
         return
-    table = Table("id", "tenant", "scopes", "created", "state", "note", box=None)
+    table = Table("id", "tenant", "scopes", "created", "last used", "state", "note", box=None)
     for key in found:
         created, state = wire.format_time(key.created_at), _state(key)
-        add_row(table, key.id, key.tenant_id, " ".join(sorted(key.scopes)), created, state, key.note)
+        used = wire.format_time(key.used_at) if key.used_at else "never"
+        add_row(table, key.id, key.tenant_id, " ".join(sorted(key.scopes)), created, used, state, key.note)
     Console().print(table)
 
 
@@ -131,6 +132,7 @@ def facts(key: ApiKey, text: str | None = None) -> dict[str, Any]:
         "scopes": sorted(key.scopes),
         "createdAt": wire.format_time(key.created_at),
         "expiresAt": wire.format_time(key.expires_at) if key.expires_at else None,
+        "usedAt": wire.format_time(key.used_at) if key.used_at else None,
         "state": _state(key),
         "note": key.note,
     }

@@ -20,17 +20,18 @@ from pydantic import SecretStr
 from timer_service import __version__
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.nats.embedded import USUAL_PORT, EmbeddedBroker, embedded_broker
-from timer_service.adapters.system import instance_name
+from timer_service.adapters.system import allow_files, instance_name
 from timer_service.cli.arguments import Commands, port
 from timer_service.cli.dev_modes import DevMode, add_mode_arguments
 from timer_service.cli.exits import EXIT_OK
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
 from timer_service.observability.logs import configure_logging
-from timer_service.service.run import run_service
 from timer_service.waiting import first_critical, first_done, owned
 
 GC_AFTER_OBJECTS: Final = 50_000
+ENOUGH_FILES: Final = 4_096
+"""For all connections that may be open at once, to us and to receivers, and for the store and the broker."""
 DEV_API_PORT: Final = 8090
 DEV_TENANT: Final = "dev"
 
@@ -156,6 +157,7 @@ async def _serve(
 ) -> None:
     # Here, because it takes half a second that no other command has to wait for.
     from timer_service.bootstrap import Parts, open_service  # noqa: PLC0415
+    from timer_service.service.run import run_service  # noqa: PLC0415
 
     for hint in unknown_variables():
         log.warning("setting.unknown", detail=hint)
@@ -197,6 +199,8 @@ def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
     async def work_once() -> None:
         await work()
 
+    # A connection is a file, and so is the store: receivers and callers must not leave it without.
+    allow_files(ENOUGH_FILES)
     # Timers and messages make no cycles: looking for some after every 700 objects costs more than it frees.
     gc.freeze()
     gc.set_threshold(GC_AFTER_OBJECTS)

@@ -11,7 +11,7 @@ from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, CommandFailed
 from timer_service.cli.output import tell
 from timer_service.config import load_settings
 from timer_service.domain.errors import CriticalError, TransientError
-from timer_service.workflows.copy_secrets import copy_secrets
+from timer_service.workflows.copy_secrets import copy_keys, copy_secrets
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
 
@@ -102,7 +102,7 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         TimeRemainingColumn,
     )
 
-    from timer_service.stores import open_archives, open_secrets_at  # noqa: PLC0415
+    from timer_service.stores import open_archives, open_keys_at, open_secrets_at  # noqa: PLC0415
 
     # On stderr, and only where a person looks: stdout belongs to the result.
     bar = Progress(
@@ -123,4 +123,6 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         async with open_archives(options.source, options.target) as (source, target):
             async with open_secrets_at(options.source) as here, open_secrets_at(options.target) as there:
                 await copy_secrets(here, there)
+            async with open_keys_at(options.source) as ours, open_keys_at(options.target) as theirs:
+                await copy_keys(ours, theirs)
             return await copy_timers(source=source, target=target, restart=options.restart, progress=show)

@@ -24,3 +24,10 @@ class ApiSettings(BaseSettings):
         "1 to 64 of A-Z a-z 0-9 _ -",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
     )
+    max_pending: int = setting(
+        0,
+        "Pending timers of a tenant beyond which the REST API takes no new ones; 0 sets no limit",
+        "a whole number from 0 to 1000000000",
+        ge=0,
+        le=1_000_000_000,
+    )

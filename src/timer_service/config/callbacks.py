@@ -20,6 +20,18 @@ class CallbackSettings(BaseSettings):
         "An HTTP proxy that all callbacks go through; it then decides which addresses a name leads to",
         "http://host:port, without user name and password",
     )
+    callback_proxy_login: checks.LoginText | None = setting(
+        None,
+        "User name and password for TIMER_CALLBACK_PROXY, sent as basic authentication",
+        "user:password, printable ASCII",
+    )
+    callback_max_body: int = setting(
+        65_536,
+        "Largest body of a callback, in bytes; a request to the REST API may have twice as many",
+        "a whole number from 1024 to 1048576",
+        ge=1_024,
+        le=1_048_576,
+    )
     callback_tls_ca: checks.CertificatesFile | None = setting(
         None, "CA certificates that callbacks trust besides the system's", f"{A_FILE}, with PEM certificates"
     )

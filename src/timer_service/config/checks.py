@@ -180,6 +180,13 @@ def _proxy_url(url: str) -> str:
     return url
 
 
+def _login(login: SecretStr) -> SecretStr:
+    text = login.get_secret_value()
+    if not (text.isascii() and text.isprintable() and text.partition(":")[1]):
+        raise ValueError("not a user name and a password")
+    return login
+
+
 def _duration_between(shortest: timedelta, longest: timedelta, *, or_else: str) -> Callable[[str], str]:
     """Return a check for a duration in these bounds, or the one word that may stand in its place."""
 
@@ -226,3 +233,4 @@ PageUrl = Annotated[str, AfterValidator(_page_url)]
 Networks = Annotated[str, AfterValidator(_networks)]
 GroupList = Annotated[str, AfterValidator(_groups)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
+LoginText = Annotated[SecretStr, AfterValidator(_login)]

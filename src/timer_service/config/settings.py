@@ -147,7 +147,7 @@ class Settings(ApiSettings, PageSettings, CallbackSettings):
     )
     retention: checks.Retention = _setting(
         "30d",
-        "How long reached and cancelled timers are kept",
+        "How long reached, cancelled and expired timers are kept",
         f"a duration from 1m to {MAX_RETENTION_DAYS}d such as 30d or 12h, or off",
     )
     http_host: str = _setting("127.0.0.1", "Address for health and metrics", "a host name or address")

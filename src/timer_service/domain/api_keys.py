@@ -44,6 +44,8 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     note: str = ""
+    used_at: datetime | None = None
+    """When it last opened, to the minute; None if it never has."""
 
     def opens_for(self, text: str, now: datetime) -> bool:
         """Return whether a text is this key, and whether it is still valid."""

@@ -1,11 +1,13 @@
 """What a timer that fires over HTTP asks for."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
+
+from timer_service.domain.values import value
 
 DEFAULT_DELAYS: Final = (
     timedelta(seconds=5),
@@ -45,7 +47,7 @@ class Signing(StrEnum):
     HMAC = "hmac"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RetryPolicy:
     """How long to wait after each attempt that failed; after the last one there is no other."""
 
@@ -57,7 +59,7 @@ class RetryPolicy:
         return len(self.delays) + 1
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Callback:
     """The HTTP request of a timer, as it was accepted; the store keeps it as it is."""
 

@@ -8,7 +8,7 @@ Failed, Abandoned, Delivered ── replay ─▶ Waiting     the same id; attem
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -24,6 +24,7 @@ from timer_service.domain.messages import (
     TenantId,
     Trace,
 )
+from timer_service.domain.values import value
 
 MAX_JITTER: Final = 0.25
 """The part of a delay that chance may add. It never takes anything away: a promised pause is kept."""
@@ -47,7 +48,7 @@ class DeliveryState(StrEnum):
     ABANDONED = "Abandoned"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Answered:
     """The receiver answered."""
 
@@ -60,7 +61,7 @@ class Answered:
     """Where a redirect pointed; it is not followed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TimedOut:
     """No whole answer within the time limit; the request may have arrived."""
 
@@ -77,7 +78,7 @@ class Trouble(StrEnum):
     SECRET = "secret"  # noqa: S105 - the word for what is missing
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Unreachable:
     """No answer: the receiver was not found, not reached or hung up."""
 
@@ -85,7 +86,7 @@ class Unreachable:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Blocked:
     """The address is not one that may be called; nothing was sent."""
 
@@ -106,7 +107,7 @@ class AttemptOutcome(StrEnum):
     BLOCKED = "blocked"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Delivery(Keyed):
     """All attempts of one firing."""
 
@@ -140,7 +141,7 @@ class Delivery(Keyed):
         return self.expires_after is not None and at - self.due_at > self.expires_after
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Attempt:
     """One attempt that failed."""
 
@@ -151,7 +152,7 @@ class Attempt:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class CallbackRequest(Keyed):
     """One attempt: all that a sender needs to know."""
 

@@ -4,7 +4,7 @@ A tenant's turns are counted in seconds of slots, not in requests: a receiver th
 its own tenant. No tenant holds more slots than are free, so that there is always one for whoever comes now.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -15,9 +15,9 @@ from timer_service.domain.messages import TenantId
 from timer_service.domain.pace import NEW_RECEIVER, Pace
 
 MAX_SLOTS: Final = 256
-MAX_LANE_QUEUE: Final = 256
+MAX_LANE_QUEUE: Final = 128
 """Attempts of one lane in memory; the others are found in the store when their turn comes."""
-MAX_QUEUED: Final = 50_000
+MAX_QUEUED: Final = 25_000
 """Attempts of all lanes in memory."""
 MAX_REMEMBERED: Final = 10_000
 """Idle receivers whose pace is remembered."""
@@ -32,7 +32,8 @@ K = TypeVar("K", bound=Hashable)
 class _Queue(Generic[K]):
     """What waits for one receiver of a tenant."""
 
-    waiting: deque[K] = field(default_factory=deque)
+    waiting: list[K] = field(default_factory=list)
+    """A list, because most lanes hold one, and none more than MAX_LANE_QUEUE."""
     under_way: int = 0
     pace: Pace = NEW_RECEIVER
     has_more: bool = False
@@ -97,6 +98,10 @@ class Lanes(Generic[K]):
     def knows(self, key: K) -> bool:
         """Return whether an attempt waits, is under way, or has an outcome that is not kept yet."""
         return key in self._lane_of
+
+    def lane_of(self, key: K) -> Lane:
+        """Return where an attempt goes."""
+        return self._lane_of[key]
 
     def offer(self, key: K, lane: Lane, now_s: float) -> None:
         """Let an attempt wait for its turn; of a lane with many only the first are taken in."""
@@ -165,6 +170,16 @@ class Lanes(Generic[K]):
         if queue is not None and not queue.waiting and not queue.under_way and not queue.has_more:
             self._drop(lane, queue)
 
+    def outdate(self, lane: Lane) -> None:
+        """Forget what waits in a lane, as it is no longer so; what there is now is in the store."""
+        if (queue := self._queues.get(lane)) is not None:
+            for key in queue.waiting:
+                del self._lane_of[key]
+            queue.waiting.clear()
+            self._tenants[lane[0]].ready.pop(lane, None)
+            queue.has_more = True
+            self._with_more[lane] = None
+
     def next_at_s(self) -> float | None:
         """Return when a receiver that is given nothing now may be tried again; None if none waits."""
         return self._pauses[0][0] if self._pauses else None
@@ -191,7 +206,7 @@ class Lanes(Generic[K]):
     def _take_from(self, tenant_id: TenantId, tenant: _Tenant, now_s: float) -> K:
         lane, _ = tenant.ready.popitem(last=False)
         queue = self._queues[lane]
-        key = queue.waiting.popleft()
+        key = queue.waiting.pop(0)
         queue.under_way += 1
         tenant.under_way += 1
         self._under_way += 1

@@ -3,10 +3,11 @@
 Nothing of this uses up an attempt: what a receiver is not given now simply waits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from timer_service.domain.delivery import CallResult, asks_to_slow_down, is_unwell, says_nothing
+from timer_service.domain.values import value
 
 FIRST_UNDER_WAY: Final = 4
 MAX_UNDER_WAY: Final = 64
@@ -18,7 +19,7 @@ FIRST_PAUSE_S: Final = 15.0
 MAX_PAUSE_S: Final = 300.0
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Pace:
     """What is known of one tenant's receiver; times are seconds of a clock that never leaps."""
 

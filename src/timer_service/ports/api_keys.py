@@ -26,3 +26,7 @@ class ApiKeyStore(Protocol):
     async def revoke(self, key_id: str, now: datetime) -> ApiKey | None:
         """End a key and return it; one that was revoked before keeps its moment. None if there is none."""
         ...
+
+    async def note_use(self, key_id: str, now: datetime) -> None:
+        """Keep that a key has opened, unless a later use is known; nothing happens if there is none."""
+        ...

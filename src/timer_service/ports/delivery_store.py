@@ -18,6 +18,7 @@ from timer_service.domain.messages import (
     TimerKey,
     Trace,
 )
+from timer_service.domain.values import value
 
 Lane = tuple[TenantId, str]
 """One tenant's callbacks to one receiver, which is known by its origin."""
@@ -25,7 +26,7 @@ Place = tuple[datetime, TenantId, ServiceCallId]
 """A place in the order of what waits: by the time of the next attempt, then by key."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WaitingDelivery(Keyed):
     """What the choice of the next attempts needs of a delivery."""
 
@@ -54,7 +55,7 @@ class DuePage:
     """The earliest attempt that is yet to come; None if there is none, or if more is due than was found."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ClaimedDelivery:
     """A delivery whose next attempt is ours, with all that the attempt needs."""
 
@@ -75,7 +76,7 @@ class CallbackRecord:
     """The newest that failed, oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Finished:
     """What an attempt came to."""
 
@@ -117,6 +118,11 @@ class DeliveryCounts:
 class DeliveryStore(Protocol):
     """The durable table of deliveries, beside that of the timers."""
 
+    is_shared: bool
+    """Whether other instances may use it, too, and leave behind what they have claimed."""
+    gathers_s: float
+    """How long to gather outcomes before `finish`, where each holds up hand-overs; 0 where none does."""
+
     async def due(
         self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
     ) -> DuePage:
@@ -125,6 +131,10 @@ class DeliveryStore(Protocol):
         `after` goes on behind a place, `lane` asks for one tenant and receiver only. What another instance
         has claimed is not among them until that instance is gone or late.
         """
+        ...
+
+    async def due_among(self, keys: Sequence[TimerKey], now: datetime) -> Sequence[WaitingDelivery]:
+        """Return those of these deliveries that `due` would return, however many others wait."""
         ...
 
     async def claim(self, keys: Sequence[TimerKey], now: datetime) -> Sequence[ClaimedDelivery]:

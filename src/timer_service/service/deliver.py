@@ -1,13 +1,14 @@
 """The loop that delivers callbacks: a bounded number at once, their outcomes kept together."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.domain.errors import TransientError
 from timer_service.domain.lanes import MAX_SLOTS, Lane, Lanes
-from timer_service.domain.messages import TimerKey
+from timer_service.domain.messages import Event, TimerKey
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore
 from timer_service.service.surroundings import Surroundings
@@ -15,9 +16,9 @@ from timer_service.waiting import Backoff
 from timer_service.workflows.deliver_callbacks import Attempted, WaitingList, attempt
 
 MAX_LOOK_INTERVAL_S: Final = 5.0
-"""However quiet it is: this finds what another instance left behind, and whatever was missed."""
-HOLDING_LOOK_INTERVAL_S: Final = 2.0
-"""While attempts are under way: the store knows by it that we are still there."""
+"""However quiet it is: this finds whatever was missed."""
+SHARED_LOOK_INTERVAL_S: Final = 2.0
+"""With other instances: this finds what one of them left behind, and tells them that we are still there."""
 RESCAN_REST: Final = 10.0
 """How much longer than a look at all that may begin the pause after it is."""
 MAX_UNKEPT: Final = 512
@@ -54,7 +55,10 @@ class Delivering:
         self._unkept: list[Attempted] = []
         self._ended = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
+        self._outdated_backoff = Backoff(around.chance)
+        self._look_interval_s = SHARED_LOOK_INTERVAL_S if store.is_shared else MAX_LOOK_INTERVAL_S
         self._looked_s = self._rescan_at_s = self._rescan_began_s = float("-inf")
+        self._take_again_s = float("inf")
         self._problems: dict[str, str] = {}
 
     @property
@@ -69,8 +73,13 @@ class Delivering:
             return None
         return self._clock.now() + timedelta(seconds=max(0.0, open_until_s - self._elapsed_s()))
 
-    def handed_over(self, since: datetime) -> None:
-        """Look at once for deliveries that were opened, or made to wait again, at a moment."""
+    def handed_over(self, events: Sequence[Event]) -> None:
+        """Begin at once with the deliveries that these firings have opened."""
+        self._waiting.handed_over(events)
+        self._wake.set()
+
+    def wait_again(self, since: datetime) -> None:
+        """Look at once for deliveries that were made to wait again at a moment."""
         self._waiting.look_again(since)
         self._wake.set()
 
@@ -112,7 +121,7 @@ class Delivering:
         if now_s >= self._rescan_at_s:
             self._waiting.look_again()
             self._rescan_began_s, self._rescan_at_s = now_s, float("inf")
-        elif now_s - self._looked_s >= self._look_interval_s():
+        elif now_s - self._looked_s >= self._look_interval_s:
             self._waiting.look_on()
         elif self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
             self._waiting.look_again(self._waiting.next_attempt_at)
@@ -121,13 +130,18 @@ class Delivering:
         self._looked_s = now_s
         if self._rescan_at_s == float("inf") and not self._waiting.is_behind:
             took_s = self._elapsed_s() - self._rescan_began_s
-            self._rescan_at_s = now_s + max(MAX_LOOK_INTERVAL_S, RESCAN_REST * took_s)
+            self._rescan_at_s = now_s + max(self._look_interval_s, RESCAN_REST * took_s)
         if len(self._unkept) >= MAX_UNKEPT:
             return
         for claimed in await self._waiting.take(now, now_s):
             call = tasks.create_task(self._call(claimed), name="callback")
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+        self._take_again_s = float("inf")
+        if self._waiting.is_outdated:
+            self._take_again_s = now_s + self._outdated_backoff.next_s()
+        else:
+            self._outdated_backoff.reset()
 
     async def _call(self, claimed: ClaimedDelivery) -> None:
         key = claimed.delivery.key
@@ -146,6 +160,8 @@ class Delivering:
         """Keep outcomes, all that have come in meanwhile together, until all attempts have ended."""
         while not (self._stopping.is_set() and not self._calls and not self._unkept):
             await self._ended.wait()
+            if self._store.gathers_s and not self._stopping.is_set():
+                await asyncio.sleep(self._store.gathers_s)
             self._ended.clear()
             while self._unkept:
                 group = list(self._unkept)
@@ -182,13 +198,10 @@ class Delivering:
         if self._calls:
             await asyncio.wait(self._calls)
 
-    def _look_interval_s(self) -> float:
-        return HOLDING_LOOK_INTERVAL_S if self._waiting.lanes.under_way else MAX_LOOK_INTERVAL_S
-
     def _sleep_s(self) -> float:
         """Return how long nothing has to be done."""
         now_s = self._elapsed_s()
-        seconds = min(self._looked_s + self._look_interval_s(), self._rescan_at_s) - now_s
+        seconds = min(self._looked_s + self._look_interval_s, self._rescan_at_s, self._take_again_s) - now_s
         if (next_at := self._waiting.next_attempt_at) is not None:
             seconds = min(seconds, (next_at - self._clock.now()).total_seconds())
         if (again_s := self._waiting.lanes.next_at_s()) is not None:

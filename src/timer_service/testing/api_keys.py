@@ -32,3 +32,9 @@ class MemoryApiKeys:
         if key is not None and key.revoked_at is None:
             key = self._keys[key_id] = replace(key, revoked_at=now)
         return key
+
+    async def note_use(self, key_id: str, now: datetime) -> None:
+        """Keep when a key was last used."""
+        key = self._keys.get(key_id)
+        if key is not None and (key.used_at is None or key.used_at < now):
+            self._keys[key_id] = replace(key, used_at=now)

@@ -26,6 +26,9 @@ from timer_service.ports.sealed_headers import StoredHeaders
 class MemoryDeliveries:
     """Callbacks, deliveries and failed attempts in dictionaries, beside the timers of a store in memory."""
 
+    is_shared = False
+    gathers_s = 0.0
+
     def __init__(self, timers: dict[TimerKey, Timer]) -> None:
         self.timers = timers
         self.callbacks: dict[TimerKey, Callback] = {}
@@ -65,6 +68,11 @@ class MemoryDeliveries:
             return DuePage(due[:limit], None)
         later = (d.next_attempt_at for d in self.kept.values())
         return DuePage(due, min((at for at in later if at is not None and at > now), default=None))
+
+    async def due_among(self, keys: Sequence[TimerKey], now: datetime) -> list[WaitingDelivery]:
+        """Return what may be attempted of these."""
+        page = await self.due(now, len(self.kept))
+        return [each for each in page.found if each.key in keys]
 
     async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:
         """Return what still waits."""

@@ -1,7 +1,8 @@
-"""Copy the secrets of all tenants from one store to another, sealed as they are."""
+"""Copy the secrets and the API keys of all tenants from one store to another, as they are kept."""
 
 from typing import Final
 
+from timer_service.ports.api_keys import ApiKeyStore
 from timer_service.ports.secret_store import SecretPlace, SecretStore
 
 COPY_BATCH: Final = 500
@@ -18,3 +19,11 @@ async def copy_secrets(source: SecretStore, target: SecretStore, batch_size: int
         await target.save_secrets(batch)
         copied, after = copied + len(batch), batch[-1].place
     return copied
+
+
+async def copy_keys(source: ApiKeyStore, target: ApiKeyStore) -> int:
+    """Copy the keys that are not there yet, and return how many; repeating it is harmless."""
+    missing = [key for key in await source.list_keys() if await target.get(key.id) is None]
+    for key in missing:
+        await target.add(key)
+    return len(missing)

@@ -1,7 +1,6 @@
 """Find callbacks whose next attempt may begin, choose whose turn it is, and make the attempts."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
 from datetime import datetime
 from typing import Final
 
@@ -13,17 +12,18 @@ from timer_service.domain.delivery import (
     expire,
     is_success,
 )
-from timer_service.domain.lanes import MAX_LANE_QUEUE, Lanes
-from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
+from timer_service.domain.lanes import MAX_LANE_QUEUE, Lane, Lanes
+from timer_service.domain.messages import Event, ServiceCallId, TenantId, TimerKey
+from timer_service.domain.values import value
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import Clock
 from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore, Finished, Place
 
-MAX_FOUND: Final = 1_000
-"""What a look takes in at once; if there is more, the next one goes on."""
+MAX_FOUND: Final = 250
+"""What a look takes in at once; if there is more, the next one goes on. Meanwhile others may begin."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Attempted:
     """An attempt that has ended."""
 
@@ -42,12 +42,16 @@ class WaitingList:
         self.lanes = lanes
         self._place: Place | None = None
         self._seen_all = False
+        self._fresh: list[Event] = []
+        """Whose deliveries were just opened: they need not be looked for among all that waits."""
         self.next_attempt_at: datetime | None = None
+        self.is_outdated = False
+        """Whether somebody else had some of what was last to be claimed: others may begin in its place."""
 
     @property
     def is_behind(self) -> bool:
         """Whether to look again at once: more may begin than was taken in."""
-        return not self._seen_all and not self.lanes.is_full
+        return bool(self._fresh) or (not self._seen_all and not self.lanes.is_full)
 
     def look_again(self, since: datetime | None = None) -> None:
         """Let the next look begin again, or at attempts from a moment on: something was added there."""
@@ -62,8 +66,13 @@ class WaitingList:
         """Let the next look ask the store, even if nothing new is known of."""
         self._seen_all = False
 
+    def handed_over(self, events: Sequence[Event]) -> None:
+        """Let the next look take in the deliveries that these firings have opened."""
+        self._fresh += events
+
     async def look(self, now: datetime, now_s: float) -> None:
-        """Take in one page of what may begin, and more of the lanes that have run low."""
+        """Take in what is fresh, one page of what may begin, and more of the lanes that have run low."""
+        await self._take_in_fresh(now, now_s)
         for lane in self.lanes.hungry():
             page = await self._store.due(now, 2 * MAX_LANE_QUEUE, lane=lane)
             if len(page.found) < 2 * MAX_LANE_QUEUE:
@@ -81,6 +90,17 @@ class WaitingList:
         if self._seen_all:
             self.next_attempt_at = page.next_attempt_at
 
+    async def _take_in_fresh(self, now: datetime, now_s: float) -> None:
+        if taken := self._fresh[:MAX_FOUND]:
+            fresh = {event.key: event.at for event in taken}
+            found = () if self.lanes.is_full else await self._store.due_among(list(fresh), now)
+            del self._fresh[: len(taken)]  # More may have come meanwhile.
+            for each in found:
+                self.lanes.offer(each.key, each.lane, now_s)
+                del fresh[each.key]
+            if fresh:  # Not due by the clock of the database, changed meanwhile, or too many for now.
+                self.look_again(min(fresh.values()))
+
     async def take(self, now: datetime, now_s: float) -> Sequence[ClaimedDelivery]:
         """Claim what may begin; what somebody else has claimed or ended meanwhile is forgotten."""
         keys = self.lanes.take(now_s)
@@ -91,12 +111,20 @@ class WaitingList:
             self.look_again()  # They are found again.
             raise
         finally:
-            ours = {each.delivery.key for each in claimed}
-            for key in keys:
-                if key not in ours:
-                    self.lanes.done(key, None, now_s)
-                    self.lanes.forget(key)
+            self._lose({each.delivery.key for each in claimed}, keys, now_s)
         return claimed
+
+    def _lose(self, ours: Set[TimerKey], keys: Sequence[TimerKey], now_s: float) -> None:
+        """Forget what is not ours; of a lane in which nothing is, all that waits here is in doubt."""
+        lost, held = set[Lane](), set[Lane]()
+        for key in keys:
+            (held if key in ours else lost).add(self.lanes.lane_of(key))
+            if key not in ours:
+                self.lanes.done(key, None, now_s)
+                self.lanes.forget(key)
+        for lane in lost - held:
+            self.lanes.outdate(lane)
+        self.is_outdated = bool(lost)
 
 
 async def attempt(

@@ -16,6 +16,8 @@ from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, 
 
 BROKER_TIMEOUT_S: Final = 0.25
 """What the broker may take to say which commands wait; a callback does not wait longer for it."""
+MAX_HANDED_OVER: Final = 64
+"""At once: another tenant, or a timer on the bus, waits for the writer no longer than that takes."""
 _HANDED_OVER: Final = PublishResult(Published.CONFIRMED)
 ASK_AGAIN_S: Final = 5.0
 """After a broker was silent."""

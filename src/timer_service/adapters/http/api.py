@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import structlog
 
 from timer_service.adapters.endpoints import FULL_RETRY_S, UNEXPECTED, error_of, too_many
-from timer_service.adapters.http.auth import Caller, Doorkeeper
+from timer_service.adapters.http.auth import Caller, Doorkeeper, TooManyTries
 from timer_service.adapters.http.problems import Problem, invalid
 from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
 from timer_service.domain.api_keys import Scope
@@ -89,6 +89,7 @@ class ApiApp:
         answered: Callable[[str, str, float], None] = lambda _name, _outcome, _seconds: None,
         turn_limits: TurnLimits | None = None,
         receive_timeout_s: float = RECEIVE_TIMEOUT_S,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self.routes: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -99,6 +100,7 @@ class ApiApp:
         self._answered = answered
         self._turns: Turns[tuple[TenantId, asyncio.Future[None]]] = Turns(turn_limits)
         self._receive_timeout_s = receive_timeout_s
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -143,7 +145,10 @@ class ApiApp:
         if route.scope is None:
             return await route.handler(Request(_NOBODY, headers, query, name))
         # The key first: of a stranger nothing is read and nothing is told.
-        caller = await self._doorkeeper.caller(headers)
+        try:
+            caller = await self._doorkeeper.caller(headers, (scope.get("client") or ("",))[0])
+        except TooManyTries as error:
+            raise _too_many(error.wait_s) from error
         if caller is None:
             raise Problem(
                 "unauthorized",
@@ -183,7 +188,7 @@ class ApiApp:
                 f"the content type must be {' or '.join(route.media_types)}, without an encoding",
                 headers=_CLOSING,
             )
-        most = route.max_body_bytes
+        most = max(route.max_body_bytes, self._max_body_bytes)
         stated = headers.get("content-length", "")
         too_large = Problem("too-large", f"the body must be at most {most} bytes", headers=_CLOSING)
         if stated.isdigit() and (len(stated) > 15 or int(stated) > most):

@@ -2,11 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from hmac import compare_digest
 from typing import Final
 
+from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import (
     ALL_SCOPES,
     ALL_TENANTS,
@@ -16,12 +18,17 @@ from timer_service.domain.api_keys import (
     digest_of,
     key_id_of,
 )
+from timer_service.domain.errors import TransientError
 from timer_service.domain.messages import TenantId
 from timer_service.ports.api_keys import ApiKeyStore
 
 FRESH_S: Final = 5.0
 """How long a revoked key may still open: it is looked up again after that."""
 MAX_KNOWN_KEYS: Final = 10_000
+WRONG_KEYS_PER_MINUTE: Final = 30
+"""From one address; a program that is set up wrongly is told so this often."""
+MAX_ADDRESS_CHARS: Final = 64
+USE_NOTED_EVERY: Final = timedelta(minutes=1)
 _BEARER: Final = "bearer "
 
 
@@ -31,6 +38,31 @@ class Caller:
 
     tenant_id: TenantId
     scopes: frozenset[Scope]
+
+
+class TooManyTries(Exception):
+    """Too many keys were tried from one address."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__()
+        self.wait_s = wait_s
+
+
+class Tries:
+    """How many keys may be tried from one address: so many per minute."""
+
+    def __init__(self, per_minute: int, elapsed_s: Callable[[], float]) -> None:
+        self._limit = RateLimit(per_minute / 60, per_minute)
+        self._elapsed_s = elapsed_s
+
+    def count(self, address: str) -> None:
+        """Count one more try. Raises TooManyTries."""
+        if wait_s := self._limit.wait_s(address[:MAX_ADDRESS_CHARS], self._elapsed_s()):
+            raise TooManyTries(wait_s)
+
+    def are_left(self, address: str) -> bool:
+        """Return whether another try would be counted."""
+        return self._limit.left(address[:MAX_ADDRESS_CHARS], self._elapsed_s()) != 0
 
 
 class Doorkeeper:
@@ -51,20 +83,43 @@ class Doorkeeper:
         self.single = None if single_key is None else digest_of(single_key)
         self.single_caller = Caller(TenantId(single_tenant), ALL_SCOPES)
         self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+        self._wrong = Tries(WRONG_KEYS_PER_MINUTE, elapsed_s)
 
-    async def caller(self, headers: Mapping[str, str]) -> Caller | None:
-        """Return whose key the headers carry; None if it is no valid one. Raises TransientError."""
+    async def caller(self, headers: Mapping[str, str], address: str = "") -> Caller | None:
+        """Return whose key the headers carry; None if it is no valid one.
+
+        Raises TransientError, and TooManyTries where many wrong keys came from an address: then keys that are
+        not known are no longer looked up for it, while those that opened before still do.
+        """
         text = _key_in(headers)
         if text is None:
             return None
         if self.single is not None and compare_digest(self.single, digest_of(text)):
             return self.single_caller
         key_id = key_id_of(text)
-        key = None if key_id is None else await self.valid_key(key_id)
+        key = None
+        if key_id is not None and (self._opened_before(key_id) or self._wrong.are_left(address)):
+            key = await self.valid_key(key_id)
         # A key for every tenant is one for the page: the API has no way to say whose timer is meant.
         if key is None or key.tenant_id == ALL_TENANTS or not compare_digest(key.digest, digest_of(text)):
+            self._wrong.count(address)
             return None
+        await self.note_use(key.id)
         return Caller(key.tenant_id, key.scopes)
+
+    async def note_use(self, key_id: str) -> None:
+        """Keep that a key of the store has opened, at most once a minute."""
+        found_s, key = self._known.get(key_id, (0.0, None))
+        now = self._now()
+        if key is None or (key.used_at is not None and now - key.used_at < USE_NOTED_EVERY):
+            return
+        # Before it is kept: of many requests at once only one keeps it.
+        self._known[key_id] = (found_s, replace(key, used_at=now))
+        with suppress(TransientError):
+            await self._keys.note_use(key_id, now)
+
+    def _opened_before(self, key_id: str) -> bool:
+        return self._known.get(key_id, (0.0, None))[1] is not None
 
     async def valid_key(self, key_id: str) -> ApiKey | None:
         """Return a key that was neither revoked nor has expired, by its id. Raises TransientError."""

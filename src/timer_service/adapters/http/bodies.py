@@ -1,5 +1,6 @@
 """What is sent to the REST API, and how it is read: strictly, with a pointer to each wrong field."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -65,13 +66,13 @@ def read_query(model: type[Read], query: Any) -> Read:
         raise invalid_parameter(problem.pointer.removeprefix("/"), problem.detail) from error
 
 
-def due_at(when: When, delays_from: datetime, pointer: str = "") -> datetime | None:
+def due_at(when: When, delays_from: Callable[[], datetime], pointer: str = "") -> datetime | None:
     """Return when a timer is to be due; None if nothing is said of it. Raises Problem."""
     if when.due_at is not None and when.delay_ms is not None:
         raise invalid("only one of dueAt and delayMs may be given", f"{pointer}/delayMs")
     if when.delay_ms is None:
         return when.due_at
     try:
-        return delays_from + timedelta(milliseconds=when.delay_ms)
+        return delays_from() + timedelta(milliseconds=when.delay_ms)
     except OverflowError as error:
         raise invalid("must not lead beyond the year 9999", f"{pointer}/delayMs") from error

@@ -44,7 +44,7 @@ class CommandBuilder:
         pointer: str = "",
     ) -> ScheduleTimer:
         """Return the command for a whole timer: what the body does not name is not there afterwards."""
-        due_at = bodies.due_at(body, self._delays_from(), pointer)
+        due_at = bodies.due_at(body, self._delays_from, pointer)
         if due_at is None:
             raise invalid("one of dueAt and delayMs is required", f"{pointer}/dueAt")
         callback: Callback | NoCallback = NO_CALLBACK
@@ -74,7 +74,7 @@ class CommandBuilder:
         self, request: Request, timer: Timer, before: Callback | None, body: PatchBody
     ) -> ScheduleTimer:
         """Return the command for a change: what the body does not name stays as it is."""
-        due_at = bodies.due_at(body, self._delays_from()) or timer.due_at
+        due_at = bodies.due_at(body, self._delays_from) or timer.due_at
         assert due_at is not None
         callback: Callback | NoCallback | None = None
         if body.callback is not None:

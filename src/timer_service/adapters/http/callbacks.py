@@ -32,6 +32,8 @@ MAX_ATTEMPTS: Final = 50
 MAX_PAUSE_MS: Final = 7 * 86_400_000
 MAX_EXPIRY_MS: Final = 366 * 86_400_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_NEW: Final = Callback(url="")
+"""What a new callback is as long as nothing else is asked for."""
 
 
 class RetryBody(Body):
@@ -67,9 +69,12 @@ class CallbackBody(CallbackPatch):
 class CallbackDesk:
     """Reads callbacks from requests, and shows them."""
 
-    def __init__(self, vault: HeaderVault, rules: AddressRules) -> None:
+    def __init__(
+        self, vault: HeaderVault, rules: AddressRules, max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    ) -> None:
         self._vault = vault
         self._rules = rules
+        self._max_payload_bytes = max_payload_bytes
 
     def read(
         self,
@@ -82,13 +87,13 @@ class CallbackDesk:
         attempts: int | None = None,
     ) -> Callback:
         """Return the callback of a request; what it does not name is as before. Raises Problem."""
-        old = before or Callback(url="")
+        old = before or _NEW
         if attempts is not None and before is None:
             old = Callback(url="", retry=_policy(attempts))
         given = body.model_fields_set
         url = old.url if body.url is None else self._url(body.url, pointer)
         expires = old.expires_after if expires_after_ms is None else expires_after_ms * _MILLISECOND
-        payload, content_type = _payload(body, old, pointer)
+        payload, content_type = _payload(body, old, self._max_payload_bytes, pointer)
         return Callback(
             url=url,
             method=old.method if body.method is None else Method(body.method),
@@ -188,20 +193,20 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def _payload(body: CallbackPatch, old: Callback, pointer: str) -> tuple[bytes | None, str]:
+def _payload(body: CallbackPatch, old: Callback, most: int, pointer: str) -> tuple[bytes | None, str]:
     """Return the exact bytes to sign and send, and what they are."""
     content_type = body.content_type or old.content_type
     if body.body_base64 is None:
         if "body" not in body.model_fields_set:
             return old.body, content_type
-        return _bounded(wire.write_json(body.body), MAX_PAYLOAD_BYTES, f"{pointer}/body"), content_type
+        return _bounded(wire.write_json(body.body), most, f"{pointer}/body"), content_type
     if "body" in body.model_fields_set:
         raise invalid("only one of body and bodyBase64 may be given", f"{pointer}/bodyBase64")
     try:
         exact = base64.b64decode(body.body_base64, validate=True)
     except (binascii.Error, ValueError) as error:
         raise invalid("must be base64", f"{pointer}/bodyBase64") from error
-    return _bounded(exact, MAX_PAYLOAD_BYTES, f"{pointer}/bodyBase64"), content_type
+    return _bounded(exact, most, f"{pointer}/bodyBase64"), content_type
 
 
 def _bounded(payload: bytes, most: int, pointer: str) -> bytes:

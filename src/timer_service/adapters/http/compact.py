@@ -14,6 +14,7 @@ from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import CommandBuilder, name_in
 from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, CallbackPatch
+from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback import Sink
@@ -88,11 +89,17 @@ class CompactHandlers:
     """What each request of this dialect does; the tenant is that of the key."""
 
     def __init__(
-        self, timers: Timers, deliveries: Deliveries, desk: CallbackDesk, now: Callable[[], datetime]
+        self,
+        timers: Timers,
+        deliveries: Deliveries,
+        desk: CallbackDesk,
+        pending: PendingLimit,
+        now: Callable[[], datetime],
     ) -> None:
         self._timers = timers
         self._deliveries = deliveries
         self._desk = desk
+        self._pending = pending
         self._now = now
         self._builder = CommandBuilder(desk, now, has_broker=False)
 
@@ -108,14 +115,14 @@ class CompactHandlers:
             (tenant_id, name), CallbackBody.model_validate(_callback(body)), pointer="", attempts=1
         )
         fingerprint = None if key is None else conditions.fingerprint_of(value)
-        settled = await self._timers.carry_out(
-            ScheduleTimer(
-                *(tenant_id, name, body.execute_at, None, NEWEST, codec.read_trace(request.headers)),
-                callback=callback,
-                expected=frozenset(),
-                fingerprint=fingerprint,
-            )
+        command = ScheduleTimer(
+            *(tenant_id, name, body.execute_at, None, NEWEST, codec.read_trace(request.headers)),
+            callback=callback,
+            expected=frozenset(),
+            fingerprint=fingerprint,
         )
+        await self._pending.admit([command])
+        settled = await self._timers.carry_out(command)
         if settled.outcome is not Outcome.SCHEDULED and settled.timer.fingerprint != fingerprint:
             raise conditions.reused()
         shown = _brief(settled.timer, await self._record(settled.timer))

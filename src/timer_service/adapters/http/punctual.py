@@ -1,19 +1,22 @@
-"""Connections on which the head of a request has to arrive in time: uvicorn waits for it forever."""
+"""Connections on which the head of a request is bounded, in time and size: uvicorn takes any, forever."""
 
 import asyncio
 from typing import Final
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S: Final = 10.0
 """From the connection, or from the answer before, to the end of the next request's headers."""
+MAX_HEAD_BYTES: Final = 64 * 1024
 
 
-class PunctualProtocol(H11Protocol):
+class PunctualProtocol(HttpToolsProtocol):
     """Closes a connection whose next request is not there in time, however it trickles in."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    """What has come since the last head was complete, or since the last piece of a body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -24,6 +27,23 @@ class PunctualProtocol(H11Protocol):
         """Wait no more."""
         self._wait_no_more()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; lines that never end, of headers or of trailers, are not kept."""
+        self._unread_bytes += len(data)
+        super().data_received(data)
+        if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers must be at most {MAX_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer."""
+        self._unread_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body; who answers knows how large it may be."""
+        self._unread_bytes = 0
+        super().on_body(body)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""

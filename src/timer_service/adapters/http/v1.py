@@ -12,6 +12,7 @@ from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in
 from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid
 from timer_service.adapters.http.timer_bodies import BatchBody, NewTimerBody, PatchBody, TimerBody
 from timer_service.adapters.http.views import TimerViews
@@ -57,10 +58,12 @@ class TimerHandlers:
         deliveries: Deliveries,
         desk: CallbackDesk,
         builder: CommandBuilder,
+        pending: PendingLimit,
     ) -> None:
         self._timers = timers
         self._views = TimerViews(deliveries, desk)
         self._builder = builder
+        self._pending = pending
 
     async def create(self, request: Request) -> Answer:
         """Create a timer; a repeated request with the same key finds the timer as it is now."""
@@ -70,6 +73,7 @@ class TimerHandlers:
         name = self._builder.name_for(request, body)
         fingerprint = None if key is None else conditions.fingerprint_of(value)
         command = self._builder.whole(request, name, body, expected=frozenset(), fingerprint=fingerprint)
+        await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
         if settled.outcome is Outcome.SCHEDULED:
             return await self._views.answer(
@@ -124,6 +128,7 @@ class TimerHandlers:
         body = bodies.read_body(TimerBody, request.body)
         expected = await self._expected(request)
         command = self._builder.whole(request, name_in(request), body, expected=expected)
+        await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
         await self._refuse(settled.outcome, settled.timer)
         status = 201 if settled.outcome is Outcome.SCHEDULED and settled.timer.generation == 1 else 200
@@ -182,7 +187,9 @@ class TimerHandlers:
                 commands[name] = (index, command)
             except Problem as problem:
                 results[index] = _failed(problem)
-        decided = await self._timers.carry_out_all([command for _, command in commands.values()])
+        wanted = [command for _, command in commands.values()]
+        await self._pending.admit(wanted)
+        decided = await self._timers.carry_out_all(wanted)
         for (index, _), each in zip(commands.values(), decided, strict=True):
             results[index] = self._batch_result(each)
         return Answer(200, wire.write_json({"results": results}))

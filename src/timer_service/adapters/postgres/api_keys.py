@@ -12,7 +12,8 @@ from timer_service.domain.messages import TenantId
 
 _ADD: Final = f"""
 INSERT INTO timer_api_keys ({key_rows.COLUMNS})
-VALUES ($1, $2, $3, $4, $5::text::timestamptz, $6::text::timestamptz, $7::text::timestamptz, $8)
+VALUES ($1, $2, $3, $4, $5::text::timestamptz, $6::text::timestamptz, $7::text::timestamptz, $8,
+  $9::text::timestamptz)
 """  # noqa: S608 - constants
 _GET: Final = f"SELECT {key_rows.COLUMNS} FROM timer_api_keys WHERE key_id = $1"  # noqa: S608
 _LIST: Final = f"""
@@ -23,6 +24,11 @@ _REVOKE: Final = f"""
 UPDATE timer_api_keys SET revoked_at = coalesce(revoked_at, $1::text::timestamptz) WHERE key_id = $2
 RETURNING {key_rows.COLUMNS}
 """  # noqa: S608
+
+# The later of the two: greatest passes over what is not set.
+_NOTE_USE: Final = """
+UPDATE timer_api_keys SET used_at = greatest(used_at, $1::text::timestamptz) WHERE key_id = $2
+"""
 
 
 class PostgresApiKeys:
@@ -50,3 +56,8 @@ class PostgresApiKeys:
         async with self._connections.transaction() as connection:
             found = await connection.fetch(_REVOKE, text(now), key_id)
         return key_rows.key(found[0]) if found else None
+
+    async def note_use(self, key_id: str, now: datetime) -> None:
+        """Keep when a key was last used."""
+        async with self._connections.transaction() as connection:
+            await connection.execute(_NOTE_USE, text(now), key_id)

@@ -29,6 +29,7 @@ from timer_service.ports.delivery_store import (
     Finished,
     Lane,
     Place,
+    WaitingDelivery,
 )
 
 BEAT_S: Final = 2.0
@@ -39,6 +40,9 @@ _OUTCOME_WIDTH: Final = 4 + len(columns.OUTCOME_COLUMNS)
 
 class PostgresDeliveries:
     """The delivery store on PostgreSQL."""
+
+    is_shared = True
+    gathers_s = 0.0
 
     def __init__(self, work: Connections, answers: Connections) -> None:
         self._work = work
@@ -66,6 +70,15 @@ class PostgresDeliveries:
                 # Where our clock is ahead, that is when the database's clock says so too.
                 next_at += max(now - clock, timedelta())
         return DuePage([columns.waiting(row) for row in found], next_at)
+
+    async def due_among(self, keys: Sequence[TimerKey], now: datetime) -> list[WaitingDelivery]:
+        """Read them by their keys, without what other instances hold."""
+        me = await self._present()
+        wanted = arrays.transposed(keys, 2)
+        return [
+            columns.waiting(row)
+            for row in await self._work.fetch(statements.DUE_AMONG, text(now), me, *wanted)
+        ]
 
     async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:
         """Write our name on what is free."""

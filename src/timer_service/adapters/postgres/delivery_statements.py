@@ -76,6 +76,14 @@ ORDER BY next_attempt_at, service_call_id
 LIMIT $6
 """  # noqa: S608
 
+# The same of those that were just handed over.
+DUE_AMONG: Final = f"""
+SELECT {of_table("d", columns.WAITING_COLUMNS)}
+FROM unnest($3::text[], $4::text[]) AS wanted(tenant_id, service_call_id)
+JOIN callback_deliveries AS d ON {_KEY.format("d", "wanted")}
+WHERE d.state = 'Waiting' AND d.next_attempt_at <= {_MOMENT} AND {_FREE}
+"""  # noqa: S608
+
 # What is due by our clock but not by the database's is still to come.
 NEXT_ATTEMPT: Final = f"""
 WITH moment AS MATERIALIZED (SELECT {CLOCK} AS clock)

@@ -23,12 +23,15 @@ CREATE TABLE IF NOT EXISTS api_keys (
     note       TEXT NOT NULL
 ) STRICT
 """
-_ADD: Final = f"INSERT INTO api_keys ({key_rows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
+_LAST_USE: Final = "ALTER TABLE api_keys ADD COLUMN used_at TEXT"
+_ADD: Final = f"INSERT INTO api_keys ({key_rows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
 _GET: Final = f"SELECT {key_rows.COLUMNS} FROM api_keys WHERE key_id = ?"  # noqa: S608
 _LIST: Final = f"""
 SELECT {key_rows.COLUMNS} FROM api_keys WHERE ?1 IS NULL OR tenant_id = ?1 ORDER BY created_at, key_id
 """  # noqa: S608
 _REVOKE: Final = "UPDATE api_keys SET revoked_at = coalesce(revoked_at, ?) WHERE key_id = ?"
+
+_NOTE_USE: Final = "UPDATE api_keys SET used_at = max(coalesce(used_at, ''), ?) WHERE key_id = ?"
 
 
 def keys_path(timers_path: Path) -> Path:
@@ -40,7 +43,7 @@ class SqliteApiKeys:
     """The key store on SQLite."""
 
     def __init__(self, path: Path) -> None:
-        self._file = SideFile(path, _CREATE)
+        self._file = SideFile(path, _CREATE, _LAST_USE)
 
     async def add(self, key: ApiKey) -> None:
         """Keep a new key."""
@@ -59,3 +62,7 @@ class SqliteApiKeys:
         """End a key."""
         await self._file.change(_REVOKE, (text(now), key_id))
         return await self.get(key_id)
+
+    async def note_use(self, key_id: str, now: datetime) -> None:
+        """Keep when a key was last used."""
+        await self._file.change(_NOTE_USE, (text(now), key_id))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import aiosqlite
@@ -29,15 +29,24 @@ from timer_service.ports.delivery_store import (
     Finished,
     Lane,
     Place,
+    WaitingDelivery,
 )
 
 Read = Callable[[str, Any], Awaitable[list[tuple[Any, ...]]]]
 
 # The callbacks that requests have given to their timers.
+_ONE_CALLBACK: Final = f"({', '.join('?' for _ in columns.CALLBACK_COLUMNS.split(','))})"
 KEEP_CALLBACK: Final = f"""
-INSERT OR REPLACE INTO timer_callbacks ({columns.CALLBACK_COLUMNS})
-VALUES ({", ".join("?" for _ in columns.CALLBACK_COLUMNS.split(","))})
+INSERT OR REPLACE INTO timer_callbacks ({columns.CALLBACK_COLUMNS}) VALUES {_ONE_CALLBACK}
 """  # noqa: S608 - the column list is a constant
+
+# Many of a batch at once: the writer's thread needs the interpreter for each statement, and in a busy process
+# it gets it late.
+MANY_CALLBACKS: Final = 100
+KEEP_MANY_CALLBACKS: Final = f"""
+INSERT OR REPLACE INTO timer_callbacks ({columns.CALLBACK_COLUMNS})
+VALUES {", ".join([_ONE_CALLBACK] * MANY_CALLBACKS)}
+"""  # noqa: S608
 
 # For timers that this transaction has marked, and for no others.
 OPEN_DELIVERIES: Final = f"""
@@ -51,13 +60,22 @@ CROSS JOIN timer_schedules AS t
 CROSS JOIN timer_callbacks AS c ON c.tenant_id = t.tenant_id AND c.service_call_id = t.service_call_id
 """  # noqa: S608
 
-# What may be attempted, from a place on.
+# What may be attempted, from a place on, and behind it the one that comes next.
 DUE: Final = f"""
-SELECT {columns.WAITING_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_waiting
-WHERE state = 'Waiting' AND next_attempt_at <= :now
-  AND (next_attempt_at, tenant_id, service_call_id) > (:after_at, :after_tenant, :after_call)
-ORDER BY next_attempt_at, tenant_id, service_call_id
-LIMIT :limit
+SELECT * FROM (
+  SELECT {columns.WAITING_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_waiting
+  WHERE state = 'Waiting' AND next_attempt_at <= :now
+    AND (next_attempt_at, tenant_id, service_call_id) > (:after_at, :after_tenant, :after_call)
+  ORDER BY next_attempt_at, tenant_id, service_call_id
+  LIMIT :limit
+)
+UNION ALL
+SELECT * FROM (
+  SELECT {columns.WAITING_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_waiting
+  WHERE state = 'Waiting' AND next_attempt_at > :now
+  ORDER BY next_attempt_at
+  LIMIT 1
+)
 """  # noqa: S608
 
 # The same of one tenant and receiver.
@@ -69,9 +87,13 @@ ORDER BY next_attempt_at, service_call_id
 LIMIT :limit
 """  # noqa: S608
 
-NEXT_ATTEMPT: Final = """
-SELECT min(next_attempt_at) FROM callback_deliveries WHERE state = 'Waiting' AND next_attempt_at > ?
-"""
+# The same of those that were just handed over.
+DUE_AMONG: Final = f"""
+SELECT {of_table("d", columns.WAITING_COLUMNS)} FROM json_each(:keys) AS wanted
+CROSS JOIN callback_deliveries AS d
+  ON d.tenant_id = wanted.value ->> 0 AND d.service_call_id = wanted.value ->> 1
+WHERE d.state = 'Waiting' AND d.next_attempt_at <= :now
+"""  # noqa: S608
 
 # All that an attempt needs.
 CLAIM: Final = f"""
@@ -169,6 +191,10 @@ WRITE_RECORDS: Final = tuple(
 class SqliteDeliveries:
     """The delivery store on SQLite."""
 
+    is_shared = False
+    gathers_s = 0.02
+    """There is one writer: what is due waits for its hand-over, and nobody for an outcome."""
+
     def __init__(self, writer: Writer, read: Read, questions: Questions) -> None:
         self._writer = writer
         self._read = read
@@ -182,13 +208,18 @@ class SqliteDeliveries:
         place = {"now": text(now), "limit": limit, "after_at": at, "after_call": call}
         if lane is not None:
             of_lane = {"tenant": lane[0], "origin": lane[1]}
-            found = await self._read(DUE_OF_LANE, {**place, **of_lane})
+            rows = await self._read(DUE_OF_LANE, {**place, **of_lane})
         else:
-            found = await self._read(DUE, {**place, "after_tenant": tenant})
-        next_at = None
-        if len(found) < limit:
-            [(next_at,)] = await self._read(NEXT_ATTEMPT, (text(now),))
-        return DuePage([columns.waiting(row) for row in found], moment(next_at))
+            rows = await self._read(DUE, {**place, "after_tenant": tenant})
+        found = [columns.waiting(row) for row in rows]
+        is_last_to_come = bool(found) and found[-1].next_attempt_at > now
+        to_come = found.pop().next_attempt_at if is_last_to_come else None
+        return DuePage(found, to_come if len(found) < limit else None)
+
+    async def due_among(self, keys: Sequence[TimerKey], now: datetime) -> list[WaitingDelivery]:
+        """Read them by their keys."""
+        found = await self._read(DUE_AMONG, {"keys": json.dumps(list(keys)), "now": text(now)})
+        return [columns.waiting(row) for row in found]
 
     async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:
         """Read what still waits."""
@@ -267,7 +298,11 @@ async def keep_callbacks(
     """Write the callbacks of timers, and forget those that were taken from theirs; inside a transaction."""
     if callbacks:
         rows = [columns.callback_row(key, callback, now) for key, callback in callbacks.items()]
-        await connection.executemany(KEEP_CALLBACK, rows)
+        whole = len(rows) - len(rows) % MANY_CALLBACKS
+        many = [rows[first : first + MANY_CALLBACKS] for first in range(0, whole, MANY_CALLBACKS)]
+        flat = [tuple(chain.from_iterable(some)) for some in many]
+        for sql, values in ((KEEP_MANY_CALLBACKS, flat), (KEEP_CALLBACK, rows[whole:])):
+            await connection.executemany(sql, values)
     await forget_callbacks(connection, dropped)
 
 

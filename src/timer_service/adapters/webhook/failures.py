@@ -1,44 +1,61 @@
-"""What an error of the HTTP client means; no text of it names an address that a tenant should not learn."""
+"""What an error on the way to a receiver means, without an address that a tenant should not learn."""
 
 import os
 import socket
-
-import aiohttp
+import ssl
 
 from timer_service.adapters.webhook.guard import DeniedAddress
+from timer_service.adapters.webhook.link import ClosedEarly, NotHttp
 from timer_service.domain.delivery import Blocked, Trouble, Unreachable
 
 
-def result_of(error: aiohttp.ClientError) -> Blocked | Unreachable:
+class NoConnection(Exception):
+    """There is no connection to a receiver."""
+
+    def __init__(self, result: Blocked | Unreachable) -> None:
+        super().__init__()
+        self.result = result
+        """What an attempt came to that needed it."""
+
+
+def not_found(error: OSError) -> NoConnection:
+    """Return what is known after a name could not be looked up."""
+    if isinstance(error, DeniedAddress):
+        return NoConnection(Blocked(blocked_by(error)))
+    return NoConnection(Unreachable(Trouble.DNS, reason_of(error)))
+
+
+def not_dialled(error: OSError, *, is_proxy: bool) -> NoConnection:
+    """Return what is known after no address could be reached."""
+    if isinstance(error, DeniedAddress):
+        return NoConnection(Blocked(blocked_by(error)))
+    reason = reason_of(error)
+    return NoConnection(Unreachable(Trouble.CONNECT, f"the proxy: {reason}" if is_proxy else reason))
+
+
+def no_handshake(error: OSError) -> NoConnection:
+    """Return what is known after a connection was made, but no TLS session."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NoConnection(Unreachable(Trouble.TLS, error.verify_message or "the certificate is not valid"))
+    if isinstance(error, ssl.SSLError):
+        return NoConnection(Unreachable(Trouble.TLS, "the handshake failed"))
+    return NoConnection(Unreachable(Trouble.CONNECT, reason_of(error)))
+
+
+def proxy_refused(status: int) -> NoConnection:
+    """Return what is known after the proxy did not make a way."""
+    return NoConnection(Unreachable(Trouble.CONNECT, f"the proxy answered {status}"))
+
+
+def result_of(error: NoConnection | ClosedEarly | NotHttp) -> Blocked | Unreachable:
     """Return how an attempt ended that got no answer."""
     match error:
-        case aiohttp.ClientConnectorError() | aiohttp.ClientSSLError():
-            return _not_connected(error)
-        case aiohttp.ClientHttpProxyError(status=status):
-            return Unreachable(Trouble.CONNECT, f"the proxy answered {status}")
-        case aiohttp.ClientOSError() | aiohttp.ServerDisconnectedError():
+        case NoConnection(result=result):
+            return result
+        case ClosedEarly():
             return Unreachable(Trouble.RESET, "the connection was closed before an answer")
-        case _:
+        case NotHttp():
             return Unreachable(Trouble.RESET, "the answer is not valid HTTP")
-
-
-def _not_connected(error: aiohttp.ClientError) -> Blocked | Unreachable:
-    match error:
-        case aiohttp.ClientConnectorError(os_error=DeniedAddress() as denied):
-            return Blocked(blocked_by(denied))
-        case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
-            text = getattr(cause, "verify_message", "") or "the certificate is not valid"
-            return Unreachable(Trouble.TLS, str(text))
-        case aiohttp.ClientSSLError():
-            return Unreachable(Trouble.TLS, "the handshake failed")
-        case aiohttp.ClientConnectorDNSError(os_error=cause):
-            return Unreachable(Trouble.DNS, reason_of(cause))
-        case aiohttp.ClientProxyConnectionError(os_error=cause):
-            return Unreachable(Trouble.CONNECT, f"the proxy: {reason_of(cause)}")
-        case aiohttp.ClientConnectorError(os_error=cause):
-            return Unreachable(Trouble.CONNECT, reason_of(cause))
-        case _:
-            return Unreachable(Trouble.CONNECT, "no connection")
 
 
 def blocked_by(error: DeniedAddress) -> str:

@@ -75,9 +75,8 @@ class Keyring:
         async with lock:  # So that a burst of one tenant reads once.
             found = self._fresh(tenant_id) or await self.read(tenant_id)
             if not found.keys(kind, self._now()):
-                await self._store.add_secret(
-                    self._sealed_key(tenant_id, new_key(kind), _next_name(found, kind))
-                )
+                names = [each.name for each in found.signing if each.key.kind is kind]
+                await self._store.add_secret(self._sealed_key(tenant_id, new_key(kind), names))
                 found = await self.read(tenant_id)
         return found
 
@@ -113,7 +112,7 @@ class Keyring:
         stored = [each for each in await self._store.secrets_of(tenant_id) if each.kind.value == kind.value]
         live = [each for each in stored if each.ends_at is None or each.ends_at > now + overlap]
         key = new_key(kind)
-        added = self._sealed_key(tenant_id, key, _name(kind, _number(stored) + 1))
+        added = self._sealed_key(tenant_id, key, [each.name for each in stored])
         await self._store.save_secrets([*[replace(each, ends_at=now + overlap) for each in live], added])
         self._cached.pop(tenant_id, None)
         return KeptKey(added.name, key, now, None)
@@ -158,20 +157,14 @@ class Keyring:
             after = batch[-1].place
         return changed
 
-    def _sealed_key(self, tenant_id: TenantId, key: SigningKey, name: str) -> StoredSecret:
+    def _sealed_key(self, tenant_id: TenantId, key: SigningKey, names: Sequence[str]) -> StoredSecret:
+        """Return a key under the name that comes after all the names of its kind."""
+        name = _next_name(key.kind, names)
         sealed = self._sealing.seal(key.secret, tenant_id, key.kind.value, name)
         return StoredSecret(tenant_id, SecretKind(key.kind.value), name, sealed, created_at=self._now())
 
 
-def _next_name(found: TenantSecrets, kind: Signing) -> str:
-    numbers = [int(each.name.rpartition("-")[2]) for each in found.signing if each.key.kind is kind]
-    return _name(kind, max(numbers, default=0) + 1)
-
-
-def _number(stored: Sequence[StoredSecret]) -> int:
-    return max((int(each.name.rpartition("-")[2]) for each in stored), default=0)
-
-
-def _name(kind: Signing, number: int) -> str:
-    # Numbered with leading zeros: the order of names is that of age.
+def _next_name(kind: Signing, names: Sequence[str]) -> str:
+    number = 1 + max((int(name.rpartition("-")[2]) for name in names), default=0)
+    # With leading zeros: the order of names is that of age.
     return f"{kind.value}-{number:06d}"

@@ -42,6 +42,24 @@ def build_message(
     )
 
 
+def wire_bytes(message: Message, *, in_full: bool, proxy_headers: Sequence[str] = ()) -> bytes:
+    """Return a request as it is written to a connection; a proxy is told the whole URL (`in_full`)."""
+    place, _, path = message.url.partition("://")[2].partition("/")
+    lines = [
+        f"{message.method} {message.url if in_full else '/' + path} HTTP/1.1",
+        f"host: {place}",
+        *(proxy_headers if in_full else ()),
+        "accept: */*",
+        f"content-length: {len(message.body)}",
+        *[f"{name}: {value}" for name, value in message.headers.items()],
+    ]
+    head = "\r\n".join(lines)
+    # Each value was checked before. A line break all the same would write headers of its own.
+    if not head.count("\r") == head.count("\n") == len(lines) - 1:
+        raise ValueError("a line break in a header")
+    return f"{head}\r\n\r\n".encode() + message.body
+
+
 def event_body(request: CallbackRequest) -> bytes:
     """Return the body of a callback that brought none: the same bytes at every attempt."""
     data: dict[str, Any] = {

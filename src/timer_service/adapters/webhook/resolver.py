@@ -2,21 +2,22 @@
 
 import asyncio
 import socket
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from aiohttp.abc import AbstractResolver, ResolveResult
-
 from timer_service.adapters.webhook.guard import DeniedAddress
-from timer_service.targets import AddressRules
+from timer_service.targets import AddressRules, Target
 
 MAX_LOOKUPS: Final = 32
 MAX_ZONE_LOOKUPS: Final = 4
 """Lookups under way for names that end with the same two labels."""
 LOOKUP_TIMEOUT_S: Final = 5.0
+REMEMBERED_S: Final = 10.0
+MAX_REMEMBERED: Final = 2_048
 
 LookUp = Callable[[str, int], list[Any]]
 """As `socket.getaddrinfo`, which knows no time limit and cannot be interrupted."""
@@ -27,7 +28,7 @@ def look_up(host: str, port: int) -> list[Any]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
 
 
-class GuardedResolver(AbstractResolver):
+class GuardedResolver:
     """Returns only addresses that may be dialled. Raises DeniedAddress where a name has no other."""
 
     def __init__(
@@ -39,12 +40,7 @@ class GuardedResolver(AbstractResolver):
         self._places = asyncio.Semaphore(MAX_LOOKUPS)
         self._zones: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def resolve(
-        self,
-        host: str,
-        port: int = 0,
-        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002 - both are dialled
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str, port: int) -> list[str]:
         """Look a name up and leave out what is denied."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -56,7 +52,7 @@ class GuardedResolver(AbstractResolver):
         dialled = [address for address, denial in denials.items() if denial is None]
         if addresses and not dialled:
             raise DeniedAddress(next(filter(None, denials.values())))
-        return [_result(host, address, port) for address in dialled]
+        return dialled
 
     async def _in_turn(self, host: str, port: int) -> list[Any]:
         zone_name = ".".join(host.rstrip(".").rsplit(".", 2)[-2:])
@@ -95,16 +91,40 @@ class GuardedResolver(AbstractResolver):
         Thread(target=work, name="look-up", daemon=True).start()
         return await answer
 
-    async def close(self) -> None:
-        """Leave the threads to themselves."""
 
+class RememberedNames:
+    """Remembers for a moment where names lead to; all who ask for one name meanwhile wait for one answer."""
 
-def _result(host: str, address: str, port: int) -> ResolveResult:
-    return ResolveResult(
-        hostname=host,
-        host=address,
-        port=port,
-        family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-        proto=0,
-        flags=socket.AI_NUMERICHOST,
-    )
+    def __init__(self, resolver: GuardedResolver) -> None:
+        self._resolver = resolver
+        self._known: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
+        self._asked: dict[str, asyncio.Task[list[str]]] = {}
+
+    async def addresses(self, target: Target) -> list[str]:
+        """Return the addresses of a receiver, another one first each time. Raises OSError."""
+        until_s, found = self._known.get(target.origin, (0.0, []))
+        if asyncio.get_running_loop().time() < until_s:
+            self._known[target.origin] = (until_s, found[1:] + found[:1])
+            return found
+        asked = self._asked.get(target.origin)
+        if asked is None:
+            asked = self._asked[target.origin] = asyncio.ensure_future(self._ask(target))
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # Shielded: whoever gives up does not spoil it for the others. It ends by itself in a few seconds.
+        return await asyncio.shield(asked)
+
+    async def _ask(self, target: Target) -> list[str]:
+        try:
+            found = await self._resolver.resolve(target.host, target.port)
+        finally:
+            del self._asked[target.origin]
+        self._known[target.origin] = (asyncio.get_running_loop().time() + REMEMBERED_S, found)
+        self._known.move_to_end(target.origin)
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Ask no more; the threads are left to themselves."""
+        for asked in list(self._asked.values()):
+            asked.cancel()

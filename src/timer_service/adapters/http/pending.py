@@ -1,0 +1,62 @@
+"""How many timers a tenant may have pending, checked where new ones come in."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from timer_service.adapters.http.problems import Problem
+from timer_service.domain.errors import TimerNotFound
+from timer_service.domain.messages import Command, TenantId
+from timer_service.ports.timer_insight import TimerFilter, TimerInsight
+from timer_service.timers import Timers
+
+FRESH_S: Final = 5.0
+"""How old a count may be; what this instance lets in meanwhile is added to it."""
+MAX_COUNTED: Final = 10_000
+"""Tenants whose count is remembered."""
+
+
+class PendingLimit:
+    """Refuses new timers of a tenant that has too many; those that it has can still be changed."""
+
+    def __init__(
+        self, most: int, timers: Timers, insight: TimerInsight, elapsed_s: Callable[[], float]
+    ) -> None:
+        self._most = most
+        self._timers = timers
+        self._insight = insight
+        self._elapsed_s = elapsed_s
+        self._counts: OrderedDict[TenantId, tuple[float, int]] = OrderedDict()
+
+    async def admit(self, commands: Sequence[Command]) -> None:
+        """Let the commands of one request pass, or raise Problem."""
+        if not self._most or not commands:
+            return
+        tenant_id = commands[0].tenant_id
+        pending = await self._pending(tenant_id)
+        if pending + len(commands) > self._most and not await self._is_known(commands):
+            detail = f"the tenant may have {self._most} pending timers, and has {pending}"
+            raise Problem("too-many-requests", detail, headers={"retry-after": f"{FRESH_S:.0f}"})
+        if (known := self._counts.get(tenant_id)) is not None:
+            self._counts[tenant_id] = (known[0], known[1] + len(commands))
+
+    async def _pending(self, tenant_id: TenantId) -> int:
+        known = self._counts.get(tenant_id)
+        if known is None or self._elapsed_s() - known[0] >= FRESH_S:
+            now_s = self._elapsed_s()
+            wanted = TimerFilter(tenants=frozenset({tenant_id}))
+            known = self._counts[tenant_id] = (now_s, await self._insight.count(wanted, self._most))
+            self._counts.move_to_end(tenant_id)
+            if len(self._counts) > MAX_COUNTED:
+                self._counts.popitem(last=False)
+        return known[1]
+
+    async def _is_known(self, commands: Sequence[Command]) -> bool:
+        """Return whether a request is about one timer that there is: it may be moved, or be a repetition."""
+        if len(commands) > 1:
+            return False
+        try:
+            await self._timers.get(commands[0].tenant_id, commands[0].service_call_id)
+        except TimerNotFound:
+            return False
+        return True
