@@ -160,6 +160,7 @@ def _ways_in(
             **common,
             explanations=explanations,
             letters=bus.letter_box,
+            broker=bus.view,
             recent=metrics.recent,
             lateness_history=metrics.lateness_history,
             health=service.health,

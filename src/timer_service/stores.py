@@ -126,6 +126,18 @@ async def open_secrets_at(url: str) -> AsyncIterator[SecretStore]:
 
 
 @asynccontextmanager
+async def open_keys_at(url: str) -> AsyncIterator[ApiKeyStore]:
+    """Open the API keys of a store that was opened to be copied."""
+    if url.startswith("sqlite:///"):
+        yield SqliteApiKeys(keys_path(Path(url.removeprefix("sqlite:///"))))
+        return
+    from timer_service.adapters.postgres.archive import open_archived_keys  # noqa: PLC0415
+
+    async with open_archived_keys(url) as keys:
+        yield keys
+
+
+@asynccontextmanager
 async def open_api_keys(settings: Settings) -> AsyncIterator[ApiKeyStore]:
     """Open the keys of the REST API, also while a service is at work."""
     if settings.postgres_url is None:

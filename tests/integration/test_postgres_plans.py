@@ -10,10 +10,11 @@ import pytest
 
 from tests.support.plans import Cost, costs
 from tests.support.postgres import execute, fresh_schema
-from tests.support.timers import at
+from tests.support.timers import at, schedule
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import looks, pages, statements
 from timer_service.adapters.postgres.connections import BY_INDEX
+from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
@@ -78,27 +79,30 @@ def check(found: list[Cost], *, rows: int, buffers: int) -> None:
         assert cost.buffers <= buffers, cost.text
 
 
+SEARCHES: list[tuple[str, list[Any], int]] = [
+    (looks.PEEK, [NOW, [], [], [], 1001], 1001),
+    (looks.PEEK, [NOW, [], [], ["held"], 2001], 2001),
+    (looks.FIND_DUE, [NOW, [], [], [], 1000], 1000),
+    (looks.NEWEST, [NOW, 500], 500),
+    (looks.SWEEP, [BUCKET_NOW, *FIRST, 1000], 50),
+    (looks.FIND_DUE_IN_TURNS, [NOW, [], [], ["zz", "held"], 10, 1000], 11),
+    (looks.FIND_DUE_IN_TURNS, [NOW, ["zz"], ["order-000001"], ["later-1", "zz", "idle-1"], 10, 1000], 1),
+    (statements.NEXT_DUE, [NOW, None], 1),
+    (rows.for_sink(looks.PEEK, Sink.HTTP), [NOW, [], [], [], 1001], 1),
+    (rows.for_sink(looks.FIND_DUE, Sink.HTTP), [NOW, [], [], [], 1000], 1),
+    (rows.for_sink(looks.NEWEST, Sink.HTTP), [NOW, 500], 1),
+    (rows.for_sink(looks.SWEEP, Sink.HTTP), [BUCKET_NOW, *FIRST, 1000], 3),
+    (rows.for_sink(looks.FIND_DUE_IN_TURNS, Sink.HTTP), [NOW, [], [], ["zz", "held"], 10, 1000], 1),
+    (rows.for_sink(statements.NEXT_DUE, Sink.HTTP), [NOW, None], 1),
+    # Found, deleted, and returned so that what is kept of their callbacks goes too.
+    (statements.PURGE, ["2026-02-01T06:00:00Z", 500], 1500),
+    (statements.GET, ["busy", "order-000001"], 1),
+]
+
+
 @pytest.mark.parametrize(
     ("sql", "parameters", "most"),
-    [
-        (looks.PEEK, [NOW, [], [], [], 1001], 1001),
-        (looks.PEEK, [NOW, [], [], ["held"], 2001], 2001),
-        (looks.FIND_DUE, [NOW, [], [], [], 1000], 1000),
-        (looks.NEWEST, [NOW, 500], 500),
-        (looks.SWEEP, [BUCKET_NOW, *FIRST, 1000], 50),
-        (looks.FIND_DUE_IN_TURNS, [NOW, [], [], ["zz", "held"], 10, 1000], 11),
-        (looks.FIND_DUE_IN_TURNS, [NOW, ["zz"], ["order-000001"], ["later-1", "zz", "idle-1"], 10, 1000], 1),
-        (statements.NEXT_DUE, [NOW, None], 1),
-        (rows.for_sink(looks.PEEK, Sink.HTTP), [NOW, [], [], [], 1001], 1),
-        (rows.for_sink(looks.FIND_DUE, Sink.HTTP), [NOW, [], [], [], 1000], 1),
-        (rows.for_sink(looks.NEWEST, Sink.HTTP), [NOW, 500], 1),
-        (rows.for_sink(looks.SWEEP, Sink.HTTP), [BUCKET_NOW, *FIRST, 1000], 3),
-        (rows.for_sink(looks.FIND_DUE_IN_TURNS, Sink.HTTP), [NOW, [], [], ["zz", "held"], 10, 1000], 1),
-        (rows.for_sink(statements.NEXT_DUE, Sink.HTTP), [NOW, None], 1),
-        # Found, deleted, and returned so that what is kept of their callbacks goes too.
-        (statements.PURGE, ["2026-02-01T06:00:00Z", 500], 1500),
-        (statements.GET, ["busy", "order-000001"], 1),
-    ],
+    SEARCHES,
     ids=["peek", "peek-held", "find", "newest", "sweep", "turns", "turns-none", "next",
          "http-peek", "http-find", "http-newest", "http-sweep", "http-turns", "http-next", "purge", "get"],
 )  # fmt: skip
@@ -148,6 +152,7 @@ async def test_a_page_begins_at_the_later_of_its_range_and_its_cursor(url: str) 
     check(found, rows=150, buffers=180)
 
 
+_KNOWN = "SELECT 1 FROM pg_stats WHERE schemaname = current_schema() AND attname = 'due_at' LIMIT 1"
 COUNTS = {"pending": (statements.COUNT_PENDING, []), "overdue": (statements.COUNT_OVERDUE, [NOW])}
 
 
@@ -163,17 +168,28 @@ async def test_counting_reads_the_index_of_what_is_due_and_next_to_nothing_of_th
         assert cost.heap_fetches < cost.rows // 10, cost.text
 
 
-@pytest.mark.parametrize(("sql", "parameters"), COUNTS.values(), ids=COUNTS.keys())
-async def test_counting_goes_by_the_index_before_the_server_has_learnt_anything_about_the_table(
-    sql: str, parameters: list[Any]
-) -> None:
+async def test_what_the_server_does_not_know_of_the_table_it_learns_before_it_plans_a_look() -> None:
+    limits = PostgresLimits(learn_every=2)
     async with fresh_schema() as unknown:
-        async with open_postgres_store(unknown, lambda: START):
-            pass
-        await execute(unknown, "ALTER TABLE timer_schedules SET (autovacuum_enabled = off)", _FILL)
+        async with open_postgres_store(unknown, lambda: START, limits=limits) as store:
+            await execute(
+                unknown, "ALTER TABLE timer_schedules SET (autovacuum_enabled = off)", _FILL, _FILL_HTTP
+            )
+            for sql, parameters in COUNTS.values():
+                for cost in await costs(unknown, sql, parameters, BY_INDEX):
+                    assert not cost.scans_table, cost.text
+            await store.apply([schedule("one", 60)], at(0))
+            before = await store._answers.fetch(_KNOWN)
 
-        for cost in await costs(unknown, sql, parameters, BY_INDEX):
-            assert not cost.scans_table, cost.text
+            await store.apply([schedule("two", 60)], at(0))
+
+            for sql, parameters, most in SEARCHES:
+                check(await costs(unknown, sql, parameters), rows=most, buffers=12 * most + 100)
+        await execute(unknown, "DELETE FROM pg_statistic WHERE starelid = 'timer_schedules'::regclass")
+        async with open_postgres_store(unknown, lambda: START) as store:  # As one that was restored.
+            after = await store._answers.fetch(_KNOWN)
+
+    assert (len(before), len(after)) == (0, 1)
 
 
 async def test_a_tenants_only_timer_is_found_beside_a_backlog_that_is_held_back(url: str) -> None:

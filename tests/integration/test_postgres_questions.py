@@ -6,7 +6,7 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
-from tests.support.postgres import execute, fresh_schema
+from tests.support.postgres import execute, migrated_schema
 from tests.support.timers import ACME, at, call, correlation, schedule, scheduled_timer
 from timer_service.adapters.postgres.connections import Address, Connections, open_connections
 from timer_service.adapters.postgres.limits import PostgresLimits
@@ -31,7 +31,7 @@ ANYTHING = [
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    async with fresh_schema() as address:
+    async with migrated_schema() as address:
         yield address
 
 
@@ -97,12 +97,12 @@ async def test_only_damage_is_critical_for_an_answer(
 ) -> None:
     await execute(
         url,
-        "CREATE FUNCTION fail() RETURNS integer LANGUAGE plpgsql AS"
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS integer LANGUAGE plpgsql AS"
         f" $$BEGIN RAISE EXCEPTION 'as the test asked' USING ERRCODE = '{code}'; END$$",
     )
 
     with pytest.raises(error, match=f"as the test asked \\({code}\\)") as caught:
-        await answers.ask("SELECT fail()")
+        await answers.ask("SELECT refuse()")
 
     assert isinstance(caught.value, CriticalError) == (error is StoreFailed)
     assert [tuple(row) for row in await answers.ask("SELECT 1")] == [(1,)]

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.support import messages
+from tests.support.fakes import RecordingBus
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import (
     USER_WITH_PASSWORD,
@@ -25,12 +27,15 @@ from tests.support.postgres import (
     fresh_database,
     fresh_schema,
     local_server,
+    migrated_schema,
 )
 from tests.support.timers import ACME, asked, at, call, cancel, schedule, scheduled_timer
+from timer_client.subjects import Subjects
 from timer_service.adapters.migrations import Migration, load_migrations
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import ANSWER_CONNECTIONS, WORK_CONNECTIONS, open_postgres_store
 from timer_service.adapters.postgres.store import LOOK_AGAIN_S, PostgresTimerStore
+from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import (
     InvalidConfiguration,
@@ -43,8 +48,13 @@ from timer_service.domain.errors import (
 )
 from timer_service.domain.messages import Command, Trace
 from timer_service.domain.timer import Outcome, TimerState
-from timer_service.ports.timer_store import TimerQuery, TimerStore
-from timer_service.testing import START, ManualClock
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, TimerQuery, TimerStore
+from timer_service.testing import START, ManualClock, MemoryEventBus
+from timer_service.workflows.catch_up import CatchUp
+from timer_service.workflows.fire_due_timers import publish_due_timers
+from timer_service.workflows.hold_back import HoldBack
+from timer_service.workflows.open_questions import OpenQuestions
+from timer_service.workflows.schedule_timers import schedule_timers
 
 REPOSITORY = Path(__file__).parents[2]
 NOW = at(0)
@@ -52,6 +62,13 @@ NOW = at(0)
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
+    async with migrated_schema() as address:
+        yield address
+
+
+@pytest.fixture
+async def fresh_url() -> AsyncIterator[str]:
+    """A schema without any table, for tests of the start and for those that change tables."""
     async with fresh_schema() as address:
         yield address
 
@@ -136,15 +153,15 @@ def due(count: int, *, tenant: str = ACME) -> list[Command]:
 # Opening
 
 
-async def test_ten_instances_may_start_at_once_on_an_empty_database(url: str) -> None:
+async def test_ten_instances_may_start_at_once_on_an_empty_database(fresh_url: str) -> None:
     async def start() -> None:
-        async with opened(url):
+        async with opened(fresh_url):
             pass
 
     await asyncio.gather(*[start() for _ in range(10)])
 
     migrations = [(each.version, each.name) for each in load_migrations("postgres")]
-    assert await query(url, "SELECT version, name FROM timer_migrations ORDER BY version") == migrations
+    assert await query(fresh_url, "SELECT version, name FROM timer_migrations ORDER BY version") == migrations
 
 
 async def test_what_was_kept_is_there_after_a_restart(url: str) -> None:
@@ -156,27 +173,28 @@ async def test_what_was_kept_is_there_after_a_restart(url: str) -> None:
         assert [await second.get(ACME, call(name)) for name in ("order-1", "order-2")] == kept
 
 
-async def test_a_newer_schema_is_refused(url: str) -> None:
-    async with opened(url):
+async def test_a_newer_schema_is_refused(fresh_url: str) -> None:
+    async with opened(fresh_url):
         pass
-    await query(url, "INSERT INTO timer_migrations (version, name) VALUES (99, '0099_from_the_future')")
+    await query(fresh_url, "INSERT INTO timer_migrations (version, name) VALUES (99, '0099_from_the_future')")
 
     newest = load_migrations("postgres")[-1].version
     with pytest.raises(StoreTooNew, match=f"schema version 99, this program knows {newest}"):
-        async with opened(url):
+        async with opened(fresh_url):
             pass
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind(
-    url: str,
+    fresh_url: str,
 ) -> None:
     broken = Migration(98, "0098_broken", "CREATE TABLE half_done (); SELECT 1 / 0;")
 
     with pytest.raises(StoreFailed, match="division by zero"):
-        async with opened(url, migrations=[*load_migrations("postgres"), broken]):
+        async with opened(fresh_url, migrations=[*load_migrations("postgres"), broken]):
             pass
 
-    assert await query(url, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()") == []
+    tables = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+    assert await query(fresh_url, tables) == []
 
 
 async def test_the_migrations_are_numbered_without_a_gap() -> None:
@@ -484,6 +502,85 @@ async def test_a_reschedule_by_another_instance_is_applied_where_the_firing_fail
         await until_waiting(url)
 
     assert await rescheduling == [Outcome.RESCHEDULED]
+
+
+PATIENT = PostgresLimits(
+    lock_timeout_s=PATIENCE_S, statement_timeout_s=PATIENCE_S, claim_timeout_s=PATIENCE_S
+)
+
+
+@dataclass
+class LateStore:
+    """An instance's store whose claims begin only when they may."""
+
+    inner: PostgresTimerStore
+    may_claim: asyncio.Event = field(default_factory=asyncio.Event)
+    has_claimed: asyncio.Event = field(default_factory=asyncio.Event)
+    max_claims: int = 1
+
+    @asynccontextmanager
+    async def claim_due(
+        self, now: datetime, limit: int, held_back: HeldBack = NOTHING_HELD_BACK, sink: Sink = Sink.BUS
+    ) -> AsyncIterator[Claim]:
+        await self.may_claim.wait()
+        async with self.inner.claim_due(now, limit, held_back, sink) as claim:
+            self.has_claimed.set()
+            yield claim
+
+    async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
+        return await self.inner.next_due_at(after, sink)
+
+
+async def fire(store: LateStore, bus: RecordingBus) -> int:
+    """Look once and mark; return how many timers wait for commands."""
+    firing = publish_due_timers(
+        store=store,
+        source=bus,
+        sink=bus,
+        clock=bus.inner.clock,
+        limit=10,
+        hold_back=HoldBack(),
+        catch_up=CatchUp(timedelta(seconds=30)),
+        questions=OpenQuestions(),
+    )
+    async with firing as fired:
+        return (await fired.mark()).catch_up.waiting
+
+
+@pytest.mark.parametrize("applied", ["after the claim", "before the claim"])
+async def test_a_command_in_time_that_another_instance_applies_while_the_broker_is_asked_counts(
+    applied: str, url: str
+) -> None:
+    clock = ManualClock()
+    bus = RecordingBus(MemoryEventBus(clock, Subjects("timer")))
+
+    async def handle_next(store: PostgresTimerStore) -> None:
+        batch = await bus.receive()
+        await schedule_timers(batch=batch, store=store, clock=clock, questions=OpenQuestions())
+
+    async with group(url, 2, limits=PATIENT) as (first, second), asyncio.TaskGroup() as tasks:
+        store = LateStore(first)
+        due = messages.encode(messages.schedule("acme", "order-1", at(10)))
+        bus.inner.send("timer.commands.acme.ScheduleTimer", due)
+        await handle_next(first)
+        bus.inner.send("timer.commands.acme.CancelTimer", messages.encode(messages.cancel("acme", "order-1")))
+        clock.advance(11)
+
+        async def the_other_applies_it() -> None:
+            if applied == "before the claim":
+                await handle_next(second)  # It acknowledges, too: the broker tells of nothing that waits.
+                store.may_claim.set()
+                return
+            store.may_claim.set()
+            await store.has_claimed.wait()
+            tasks.create_task(handle_next(second))
+            await until_waiting(url)
+
+        bus.before_telling = the_other_applies_it
+        assert await fire(store, bus) == (1 if applied == "after the claim" else 0)
+
+    assert (bus.published, bus.inner.pending) == ([], {})
+    assert await query(url, "SELECT state FROM timer_schedules") == [("Cancelled",)]
 
 
 async def test_a_command_that_waits_too_long_for_a_claim_is_tried_again_later(

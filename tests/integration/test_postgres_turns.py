@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.postgres import fresh_schema
+from tests.support.postgres import migrated_schema
 from tests.support.timers import at, schedule
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
@@ -29,7 +29,7 @@ SMALL_LOOKS = PostgresLimits(max_sweep_steps=10, max_newest_rows=3, max_passed_o
 @asynccontextmanager
 async def opened(**limits: Any) -> AsyncIterator[PostgresTimerStore]:
     async with (
-        fresh_schema() as url,
+        migrated_schema() as url,
         open_postgres_store(url, lambda: START, limits=replace(SMALL_LOOKS, **limits)) as it,
     ):
         yield it
@@ -132,7 +132,7 @@ async def test_of_more_tenants_than_a_claim_holds_those_with_the_oldest_timers_g
 async def test_what_another_instance_holds_is_looked_for_again_also_behind_a_held_back_backlog() -> None:
     held = HeldBack(tenants=frozenset({TenantId("held")}))
     async with (
-        fresh_schema() as url,
+        migrated_schema() as url,
         open_postgres_store(url, lambda: START, limits=SMALL_LOOKS) as first,
         open_postgres_store(url, lambda: START, limits=SMALL_LOOKS) as second,
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sqlite import due_ms
 from tests.support.steps import counted
 from tests.support.timers import at
 from timer_client.wire import format_time
@@ -19,9 +20,10 @@ MAX_BYTES_PER_TIMER = 335
 MAX_STEPS_PER_OVERDUE = 4
 FEW, MANY = 1_000, 20_000
 
-INSERT = """
+INSERT = f"""
 INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
-  stream_created_us, stream_sequence) VALUES (?, ?, 'Scheduled', ?, 1, ?, 1700000000000000, ?)
+  stream_created_us, stream_sequence, pending_due_ms)
+VALUES (?1, ?2, 'Scheduled', ?3, 1, ?4, 1700000000000000, ?5, {due_ms("?3")})
 """
 REGISTERED = "2025-06-01T00:00:00.000Z"
 

@@ -35,10 +35,11 @@ FIRST_DUE = datetime(2030, 1, 1, tzinfo=UTC)
 FILL = """
 WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count - 1)
 INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
-  correlation_id, reached_at, stream_created_us, stream_sequence)
+  correlation_id, reached_at, stream_created_us, stream_sequence, pending_due_ms)
 SELECT 'acme', printf('order-%06d', n), :state,
   strftime('%Y-%m-%dT%H:%M:%S.000Z', 1893456000 + n * :apart, 'unixepoch'), 1, '2025-01-01T00:00:00.000Z',
-  'request-1', CASE :state WHEN 'Reached' THEN '2025-01-01T00:00:00.000Z' END, 1, n
+  'request-1', CASE :state WHEN 'Reached' THEN '2025-01-01T00:00:00.000Z' END, 1, n,
+  CASE :state WHEN 'Scheduled' THEN (1893456000 + n * :apart) * 1000 END
 FROM numbers
 """
 # It reads the table and never ends.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import nats
 import pytest
 from nats.js.api import DeliverPolicy
 
@@ -26,8 +27,9 @@ from timer_service.domain.callback import Callback, RetryPolicy
 from timer_service.domain.delivery import Answered, CallbackRequest
 from timer_service.domain.messages import Position
 from timer_service.service.run import run_service
-from timer_service.testing import START, ScriptedSender
+from timer_service.testing import START, MemoryTimerStore, ScriptedSender
 from timer_service.testing.kit import running_service
+from timer_service.testing.settling import Settling
 from timer_service.testing.virtual import VirtualService, in_memory, open_virtual_service
 from timer_service.testing.virtual_clock import VirtualClock
 from timer_service.testing.walk import NotSettled, WalkLimits
@@ -250,6 +252,17 @@ async def test_a_service_on_real_time_has_no_clock_to_move(shared_broker: NatsSe
     async with team(shared_broker.url, prefix) as other:
         with pytest.raises(ServiceAway, match="start one with `timer-service dev --clock virtual`"):
             await ClockClient(other.client, prefix=prefix).now()
+
+
+async def test_before_the_service_has_made_its_streams_time_waits_for_it(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    async with await nats.connect(shared_broker.url) as client:
+        settling = Settling(client, prefix, MemoryTimerStore(), VirtualClock())
+        published, look = await settling.published(), await settling.look()
+
+    assert (published, look.published) == (0, 0)
+    assert "stream not found" in look.unsettled[0]
 
 
 async def test_callbacks_and_their_retries_follow_the_virtual_clock(

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from timer_service.adapters.system import SystemClock
+from timer_service.adapters.system import NS_PER_MS, SystemClock
 from timer_service.domain.messages import EPOCH
 
 HOUR_MS = 3_600_000
@@ -22,7 +22,7 @@ class Machine:
         self.boot_ms += milliseconds
 
     def clock(self, max_step: timedelta | None = timedelta(hours=1)) -> SystemClock:
-        return SystemClock(max_step, wall_ms=lambda: self.wall_ms, boot_ms=lambda: self.boot_ms)
+        return SystemClock(max_step, wall_ns=lambda: self.wall_ms * NS_PER_MS, boot_ms=lambda: self.boot_ms)
 
 
 def moment(milliseconds: int) -> datetime:

@@ -565,31 +565,27 @@ async def test_a_second_try_repeats_the_first_however_late_or_early_it_comes(fir
     assert desk.broker.events == stored(first)
 
 
-async def test_a_try_that_was_killed_before_it_published_is_repeated_as_it_was_decided() -> None:
+@pytest.mark.parametrize(
+    ("first_answer", "later"),
+    [
+        (Published.UNANSWERED, reached("order-1", 0, reached_s=60)),
+        (Published.REJECTED, expired("order-1", 0, expired_s=60)),
+        (Published.STREAM_REFUSED, expired("order-1", 0, expired_s=60)),
+    ],
+)
+async def test_only_what_the_broker_certainly_does_not_have_may_expire_yet(
+    first_answer: Published, later: Event
+) -> None:
     desk = Desk()
     await desk.keep(expiring())
-    desk.bus.answers = lambda _: Published.UNANSWERED
+    desk.bus.answers = lambda _: first_answer
     await desk.fire()
     desk.clock.advance(60)
     desk.bus.answers = lambda _: Published.CONFIRMED
 
     report = await desk.fire()
 
-    assert report.confirmed == [reached("order-1", 0, reached_s=60)], "the first one may be out"
-
-
-@pytest.mark.parametrize("refusal", [Published.REJECTED, Published.STREAM_REFUSED])
-async def test_what_the_broker_certainly_does_not_have_may_expire_yet(refusal: Published) -> None:
-    desk = Desk()
-    await desk.keep(expiring())
-    desk.bus.answers = lambda _: refusal
-    await desk.fire()
-    desk.clock.advance(60)
-    desk.bus.answers = lambda _: Published.CONFIRMED
-
-    report = await desk.fire()
-
-    assert report.confirmed == [expired("order-1", 0, expired_s=60)]
+    assert report.confirmed == [later]
 
 
 async def test_what_was_in_doubt_once_is_not_taken_back_by_a_refusal() -> None:

@@ -13,6 +13,7 @@ from tests.support.timers import ACME, call, reached, schedule
 from timer_service.adapters.sqlite.marks import Changes, Marks
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.store import SqliteTimerStore
+from timer_service.domain.callback import Sink
 from timer_service.domain.errors import StoreFull
 from timer_service.domain.timer import TimerState
 from timer_service.testing import START
@@ -33,7 +34,11 @@ class _Transactions:
         await self.free.wait()
         self.begun += 1
         await self._writer.execute("BEGIN IMMEDIATE")
-        yield self
+        try:
+            yield self
+        except BaseException:
+            await self._writer.execute("ROLLBACK")
+            raise
         error, self.error = self.error, None
         await self._writer.execute("ROLLBACK" if error else "COMMIT")
         if error:
@@ -58,7 +63,7 @@ async def _rest() -> None:
         await asyncio.sleep(0)
 
 
-async def test_marks_that_wait_together_share_one_transaction(store: SqliteTimerStore) -> None:
+async def test_each_of_the_marks_that_wait_together_learns_its_own_count(store: SqliteTimerStore) -> None:
     transactions = _Transactions(store._writer.connection)
     marks = Marks(store._writer.connection, transactions.begin)
 
@@ -72,13 +77,36 @@ async def test_marks_that_wait_together_share_one_transaction(store: SqliteTimer
         transactions.free.set()
 
     assert [task.result() for task in tasks] == [1, 1, 1]
-    assert (transactions.begun, transactions.pending) == (1, -3)
+    # Once more, because one was changed: that says whose the others are.
+    assert (transactions.begun, transactions.pending) == (2, -3)
     assert [await _state(store, number) for number in (1, 2, 3, 4)] == [
         TimerState.REACHED,
         TimerState.REACHED,
         TimerState.SCHEDULED,
         TimerState.REACHED,
     ]
+
+
+async def test_many_marks_that_wait_together_take_no_more_statements_than_one(
+    store: SqliteTimerStore,
+) -> None:
+    transactions = _Transactions(store._writer.connection)
+    marks = Marks(store._writer.connection, transactions.begin)
+    statements: list[str] = []
+    await store._writer.connection.set_trace_callback(statements.append)
+    transactions.free.set()
+
+    await marks.mark([reached("order-1", 0)], Sink.HTTP)
+    alone = len(statements)
+    transactions.free.clear()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        for number in (2, 3, 4):
+            group.create_task(marks.mark([reached(f"order-{number}", 0, reached_s=number)], Sink.HTTP))
+        await _rest()
+        transactions.free.set()
+
+    assert transactions.begun == 2
+    assert len(statements) - alone == alone
 
 
 async def test_a_group_that_fails_marks_nothing_and_each_of_it_can_be_tried_again(

@@ -1,17 +1,20 @@
 """Pages over tenants, for both databases: where one begins, where it ends, how several are one."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from timer_service.adapters import rows
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_insight import Place, TimerFilter, TimerPage
+from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter, TimerPage
 
-MAX_LOOKED_THROUGH: Final = 2_000
+MAX_ASKED: Final = 2_000
+"""Tenants whose timers are searched for one id."""
+MAX_LOOKED_THROUGH: Final = 1_000
 """Timers of all tenants that are over: so many are read for one page of those in one state."""
 _NOBODY: Final = TenantId("")
 _FIRST_ID: Final = ServiceCallId("")
@@ -135,3 +138,23 @@ def _edge_of(place: Place | None, tenant_id: TenantId) -> Edge:
         return Edge(at, service_call_id)
     # Of those at the same moment, all of a tenant lie on one side of another's.
     return Edge(at, _FIRST_ID if whose < tenant_id else _LAST_ID)
+
+
+def merged_shares(found: Sequence[Sequence[Any]], limit: int) -> Shares:
+    """Return one answer for the sinks: tenant, how many, and how many of all tenants, in each row."""
+    of = Counter[TenantId]()
+    for rows_of_sink in found:
+        for tenant, count, _ in rows_of_sink:
+            of[TenantId(tenant)] += count
+    total = sum(rows_of_sink[0][2] for rows_of_sink in found if rows_of_sink)
+    return Shares(total, dict(sorted(of.items(), key=lambda each: (-each[1], each[0]))[:limit]))
+
+
+def merged_glances(found: Sequence[Sequence[Any]], at_most: int) -> list[Glance]:
+    """Return one answer for the sinks: tenant, three counts and the nearest due time, in each row."""
+    glances = []
+    for of_tenant in zip(*found, strict=True):
+        pending, overdue, soon = (min(sum(row[number] for row in of_tenant), at_most) for number in (1, 2, 3))
+        nearest = min((row[4] for row in of_tenant if row[4] is not None), default=None)
+        glances.append(Glance(TenantId(of_tenant[0][0]), pending, overdue, soon, nearest))
+    return glances

@@ -1,6 +1,6 @@
 """Timers and epochs as rows and back: the columns, once for every database."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
@@ -9,6 +9,7 @@ from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.messages import (
+    EPOCH,
     CorrelationId,
     Position,
     ServiceCallId,
@@ -82,15 +83,13 @@ def for_sink(sql: str, sink: Sink) -> str:
     """Return a statement about timers that fire on the bus as the same about those of a sink."""
     if sink is Sink.BUS:
         return sql
-    for index in ("timer_schedules_due", "timer_schedules_pending", "timer_schedules_turns"):
-        sql = sql.replace(index, f"{index}_http")
     return sql.replace("sink = 0", "sink = 1")
 
 
 text: Final = format_time
 """A moment as both databases read it, to the millisecond; the order of these texts is that of time."""
 
-_text_of_batch: Final = lru_cache(maxsize=8)(text)
+text_of_batch: Final = lru_cache(maxsize=8)(text)
 """All that a batch creates is registered at one moment."""
 
 
@@ -99,9 +98,11 @@ def text_ms(moment: str) -> int:
     return epoch_ms(datetime.fromisoformat(moment))
 
 
-def moment(value: str | datetime | None) -> datetime | None:
-    """Return the moment of a column: SQLite keeps it as text, PostgreSQL as what it is."""
-    return datetime.fromisoformat(value) if isinstance(value, str) else value
+def moment(value: str | int | datetime | None) -> datetime | None:
+    """Return the moment of a column: SQLite keeps it as text or as a number, PostgreSQL as what it is."""
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    return EPOCH + timedelta(milliseconds=value) if isinstance(value, int) else value
 
 
 def row(timer: Timer) -> tuple[Any, ...]:
@@ -112,7 +113,7 @@ def row(timer: Timer) -> tuple[Any, ...]:
         timer.state.value,
         text(timer.due_at) if timer.due_at else None,
         timer.generation,
-        _text_of_batch(timer.registered_at),
+        text_of_batch(timer.registered_at),
         timer.correlation_id,
         text(timer.reached_at) if timer.reached_at else None,
         text(timer.cancelled_at) if timer.cancelled_at else None,

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -11,16 +12,19 @@ from typing import Final
 
 import structlog
 
+from timer_service.adapters.alarm import Alarm, precise_alarm
 from timer_service.domain.messages import EPOCH
 
 MILLISECOND: Final = timedelta(milliseconds=1)
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
 _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger(__name__)
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _wall_ns() -> int:
+    return time.time_ns()
 
 
 def _boot_ms() -> int:
@@ -46,13 +50,15 @@ class SystemClock:
         self,
         max_step: timedelta | None = None,
         *,
-        wall_ms: Callable[[], int] = _wall_ms,
+        wall_ns: Callable[[], int] = _wall_ns,
         boot_ms: Callable[[], int] = _boot_ms,
+        alarm: Alarm = precise_alarm,
     ) -> None:
-        self._wall_ms = wall_ms
+        self._wall_ns = wall_ns
         self._boot_ms = boot_ms
+        self._alarm = alarm
         self._max_step_ms = None if max_step is None else max_step // timedelta(milliseconds=1)
-        self._highest_ms = wall_ms() - boot_ms()
+        self._highest_ms = self._wall_ms() - boot_ms()
         """How far ahead of the boot clock the wall clock was at most, of what was followed."""
         self._held_ms = 0
 
@@ -99,12 +105,20 @@ class SystemClock:
         return self._held_ms / 1000
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
-        """Return when the event is set or the time has passed."""
+        """Return when the event is set or the time has passed.
+
+        It counts from the millisecond that `now` returns, so that a wait until a due time ends at that time.
+        """
+        begun_s = self._wall_ns() % NS_PER_MS / NS_PER_S
         try:
-            async with asyncio.timeout(seconds):
-                await wake.wait()
+            async with asyncio.timeout(None) as limit:
+                with self._alarm(seconds - begun_s, lambda: limit.reschedule(0.0)):
+                    await wake.wait()
         except TimeoutError:
             pass
+
+    def _wall_ms(self) -> int:
+        return self._wall_ns() // NS_PER_MS
 
 
 def chance() -> float:
@@ -115,3 +129,13 @@ def chance() -> float:
 def local_now() -> datetime:
     """Return the present moment in UTC with all its digits, for the command line."""
     return datetime.now(UTC)
+
+
+def allow_files(wanted: int) -> int:
+    """Let the process open this many files, or as many as the system allows; return how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most

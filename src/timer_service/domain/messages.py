@@ -3,7 +3,7 @@
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import NewType
+from typing import ClassVar, NewType
 from uuid import UUID
 
 from timer_service.domain.callback import Callback, NoCallback
@@ -104,21 +104,23 @@ class _Firing(Keyed):
     correlation_id: CorrelationId | None
     trace: Trace | None = None
 
-
-class DueTimeReached(_Firing):
-    """The due time of one generation of a timer was reached."""
-
-    __slots__ = ()
+    _kind: ClassVar[str] = ""
 
     @property
     def id(self) -> UUID:
-        """The one id of this firing, the same however often it is published."""
+        """The one id of this event, the same however often it is published."""
         return UUID(self.id_text)
 
     @property
     def id_text(self) -> str:
         """The id as messages carry it."""
-        return _derived_id(self.tenant_id, self.service_call_id, self.generation, self.due_at)
+        return _derived_id(self.tenant_id, self.service_call_id, self.generation, self.due_at, self._kind)
+
+
+class DueTimeReached(_Firing):
+    """The due time of one generation of a timer was reached."""
+
+    __slots__ = ()
 
 
 class TimerExpired(_Firing):
@@ -126,15 +128,8 @@ class TimerExpired(_Firing):
 
     __slots__ = ()
 
-    @property
-    def id(self) -> UUID:
-        """The one id of this expiry: not that of the firing in whose place it stands."""
-        return UUID(self.id_text)
-
-    @property
-    def id_text(self) -> str:
-        """The id as messages carry it."""
-        return _derived_id(self.tenant_id, self.service_call_id, self.generation, self.due_at, _EXPIRED)
+    # Its id is not that of the firing in whose place it stands.
+    _kind = _EXPIRED
 
 
 Event = DueTimeReached | TimerExpired

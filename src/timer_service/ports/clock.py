@@ -26,6 +26,7 @@ class Clock(Protocol):
         """Return when the event is set or the time has passed, whichever comes first.
 
         The time is a span, not a moment: a stepped wall clock neither cuts it short nor stretches it.
+        It counts from the millisecond that `now` returns: a wait for what is left until a moment ends then.
         """
         ...
 

@@ -1,11 +1,11 @@
 """Timers of all tenants, as whoever looks after the service sees them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
+from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
 
 Place = tuple[datetime, TenantId, ServiceCallId]
@@ -54,8 +54,29 @@ class TimerPage:
     """What follows lies after this place; None if nothing does. A page may be short and yet be followed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How many timers are due in a span of time, and whose most of them are."""
+
+    total: int
+    of: Mapping[TenantId, int]
+    """Those who have the most; all others share the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a tenant has to come; no count goes beyond the bound that was asked for."""
+
+    tenant_id: TenantId
+    pending: int
+    overdue: int
+    soon: int
+    """Between the two moments that were asked for."""
+    next_due_at: datetime | None
+
+
 class TimerInsight(Protocol):
-    """Questions over tenants. Each costs what it shows, not what there is. All may raise TransientError."""
+    """Questions over tenants. They cost what they show, not what there is. All may raise TransientError."""
 
     async def page(
         self, wanted: TimerFilter, limit: int, *, after: Place | None = None, before: Place | None = None
@@ -71,7 +92,24 @@ class TimerInsight(Protocol):
         ...
 
     async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
-        """Count what is scheduled between each two neighbouring moments: from one, before the next."""
+        """Count what is scheduled between each two neighbouring moments: from one, before the next.
+
+        This costs what there is between the first and the last.
+        """
+        ...
+
+    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+        """Count what is scheduled in a span, of all tenants. This costs what there is in the span."""
+        ...
+
+    async def glance(
+        self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
+    ) -> Sequence[Glance]:
+        """Return what each tenant has to come, in the order in which they are named."""
+        ...
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, Timer]:
+        """Return the timers of some keys, as far as there are any."""
         ...
 
     async def find(

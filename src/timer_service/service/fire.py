@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.domain.errors import BusUnavailable, TransientError
-from timer_service.domain.messages import TimerKey
+from timer_service.domain.messages import Event, TimerKey
 from timer_service.ports.command_source import CommandBacklog
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.explanation import Obstacle
@@ -90,13 +90,13 @@ def over_the_bus(around: Surroundings) -> Route:
     return Route(around.store, around.source, around.sink, fired)
 
 
-def over_http(around: Surroundings, handed_over: Callable[[datetime], None]) -> Route:
-    """Return the way of timers that have a callback; it is told from when on deliveries were opened."""
+def over_http(around: Surroundings, handed_over: Callable[[Sequence[Event]], None]) -> Route:
+    """Return the way of timers that have a callback; it is told which firings have opened a delivery."""
 
     def fired(report: FireReport, _seconds: float) -> None:
         if report.confirmed:
             around.metrics.handed_over(report)
-            handed_over(min(event.at for event in report.confirmed))
+            handed_over(report.confirmed)
 
     return Route(HttpTimers(around.store), CommandsIfAnswered(around.source), HandOver(), fired)
 

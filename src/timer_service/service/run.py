@@ -22,6 +22,7 @@ from timer_service.service.health import Watch
 from timer_service.service.purge import PURGE_BATCH, Purging
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import first_done, owned
+from timer_service.workflows.hand_over import MAX_HANDED_OVER
 from timer_service.workflows.hold_back import MAX_ENTRIES, HoldBack
 from timer_service.workflows.schedule_timers import ScheduleReport
 
@@ -77,7 +78,8 @@ class Service:
         if around.deliveries is not None and around.sender is not None:
             delivering = Delivering(around, around.deliveries, around.sender)
             route = over_http(around, delivering.handed_over)
-            self._callbacks = Callbacks(_firing(around, pace, route=route), delivering)
+            few = pace._replace(batch_size=min(batch_size, MAX_HANDED_OVER))
+            self._callbacks = Callbacks(_firing(around, few, route=route), delivering)
         self._consuming = Consuming(around, self._commands_applied)
         self._purging = None if retention is None else Purging(around, retention, purge_batch)
         around.store.on_wait = self._watch.note_poll
@@ -138,7 +140,7 @@ class Service:
     def deliver_from(self, moment: datetime) -> None:
         """Look at once for callbacks that wait again since a moment."""
         if self._callbacks is not None:
-            self._callbacks.delivering.handed_over(moment)
+            self._callbacks.delivering.wait_again(moment)
 
     def heard_of(self, due_at: datetime) -> None:
         """Wake whoever a timer may concern that another instance has accepted."""

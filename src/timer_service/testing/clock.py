@@ -10,7 +10,24 @@ HANGING_TIMEOUT_S: Final = 60.0
 TURNS_TO_REST: Final = 50
 
 
-class ManualClock:
+class FreeClock:
+    """A clock that holds no leap back: those who move it mean it."""
+
+    @property
+    def problem(self) -> None:
+        """Return None: no leap is held back."""
+
+    @property
+    def held_step_s(self) -> float:
+        """Return 0: no leap is held back."""
+        return 0.0
+
+    def accept_step(self) -> float:
+        """Return 0: there was nothing to accept."""
+        return 0.0
+
+
+class ManualClock(FreeClock):
     """The clock by hand: the wall clock and the passing of time are moved separately."""
 
     def __init__(self, now: datetime = START) -> None:
@@ -44,19 +61,6 @@ class ManualClock:
         for sleeper, ends_at in list(self._sleepers.items()):
             if ends_at <= self._elapsed_s + 1e-9 and not sleeper.done():
                 sleeper.set_result(None)
-
-    @property
-    def problem(self) -> None:
-        """Return None: a clock by hand holds nothing back."""
-
-    @property
-    def held_step_s(self) -> float:
-        """Return 0: a clock by hand holds nothing back."""
-        return 0.0
-
-    def accept_step(self) -> float:
-        """Return 0: there was nothing to accept."""
-        return 0.0
 
     async def wait(self, seconds: float, wake: asyncio.Event) -> None:
         """Return when the event is set, or a test has let the time pass."""

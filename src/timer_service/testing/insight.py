@@ -1,13 +1,15 @@
 """Questions over tenants, for timers in a dictionary."""
 
 import itertools
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from timer_service.adapters.insight_pages import bounds_of, page_of
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_insight import Place, TimerFilter, TimerPage
+from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter, TimerPage
 
 
 class MemoryInsight:
@@ -34,6 +36,29 @@ class MemoryInsight:
             len(self._between(TimerFilter(tenants, since=since, until=until), None, None))
             for since, until in pairs
         ]
+
+    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+        """Count by tenant."""
+        found = self._between(TimerFilter(since=since, until=until), None, None)
+        of = Counter(timer.tenant_id for timer in found)
+        return Shares(len(found), dict(sorted(of.items(), key=lambda each: (-each[1], each[0]))[:limit]))
+
+    async def glance(
+        self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
+    ) -> Sequence[Glance]:
+        """Look at every timer of each."""
+        return [self._glance(tenant, now, soon, at_most) for tenant in tenants]
+
+    def _glance(self, tenant_id: TenantId, now: datetime, soon: datetime, at_most: int) -> Glance:
+        dues = [each.due_at for each in self._between(TimerFilter(frozenset({tenant_id})), None, None)]
+        due = sorted(each for each in dues if each is not None)
+        overdue, within = bisect_left(due, now), bisect_left(due, soon)
+        pending, late, near = (min(count, at_most) for count in (len(due), overdue, within - overdue))
+        return Glance(tenant_id, pending, late, near, due[0] if due else None)
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, Timer]:
+        """Look each of them up."""
+        return {key: self._timers[key] for key in keys if key in self._timers}
 
     async def find(
         self, service_call_id: ServiceCallId, tenants: frozenset[TenantId] | None, limit: int

@@ -82,8 +82,11 @@ class Settling:
         return Look((), (), min(moments, default=None), after)
 
     async def published(self) -> int:
-        """Return how many events the stream has ever had."""
-        return (await self._jetstream.stream_info(self._names.events)).state.last_seq
+        """Return how many events the stream has ever had; none before the service has made it."""
+        try:
+            return (await self._jetstream.stream_info(self._names.events)).state.last_seq
+        except NotFoundError:
+            return 0
 
     async def _consumers(self, last_sequence: int) -> tuple[list[str], int]:
         """Return which durable consumers have events left, and a number that grows as they go on."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from timer_service.domain.messages import EPOCH
-from timer_service.testing.clock import START
+from timer_service.testing.clock import START, FreeClock
 from timer_service.waiting import first_done, owned
 
 MIN_PAUSE_S: Final = 0.02
@@ -13,7 +13,7 @@ MIN_PAUSE_S: Final = 0.02
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class VirtualClock:
+class VirtualClock(FreeClock):
     """The time that somebody has set; it only ever moves forward.
 
     A wait ends when the time moves, and after the same span of real time at the latest: pauses between tries
@@ -48,19 +48,6 @@ class VirtualClock:
                     await first_done(woken, moved)
         except TimeoutError:
             pass
-
-    @property
-    def problem(self) -> None:
-        """Return None: no leap is held back, because every move is a leap."""
-
-    @property
-    def held_step_s(self) -> float:
-        """Return 0: no leap is held back."""
-        return 0.0
-
-    def accept_step(self) -> float:
-        """Return 0: there was nothing to accept."""
-        return 0.0
 
 
 def _truncated(moment: datetime) -> datetime:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from timer_service.adapters import callback_rows as columns
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays
+from timer_service.adapters.postgres.api_keys import PostgresApiKeys
 from timer_service.adapters.postgres.connections import (
     APPLICATION_NAME,
     Address,
@@ -96,9 +97,19 @@ async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["
 @asynccontextmanager
 async def open_archived_secrets(url: str) -> AsyncIterator[PostgresSecretStore]:
     """Open the secrets of a database whose schema is up to date."""
-    address = Address(url, statement_cache_size=0, application_name=COPY_NAME)
-    async with open_connections(address, 1) as connections:
+    async with open_connections(_address(url), 1) as connections:
         yield PostgresSecretStore(connections)
+
+
+@asynccontextmanager
+async def open_archived_keys(url: str) -> AsyncIterator[PostgresApiKeys]:
+    """Do so with the API keys."""
+    async with open_connections(_address(url), 1) as connections:
+        yield PostgresApiKeys(connections)
+
+
+def _address(url: str) -> Address:
+    return Address(url, statement_cache_size=0, application_name=COPY_NAME)
 
 
 class PostgresArchive:

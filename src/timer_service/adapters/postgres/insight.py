@@ -1,36 +1,46 @@
 """Questions over tenants, on the connections that answer questions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from timer_service.adapters import rows
 from timer_service.adapters.insight_pages import (
+    MAX_ASKED,
     MAX_LOOKED_THROUGH,
     Bounds,
     PagedInsight,
     after_prefix,
     bounds_of,
+    merged_glances,
+    merged_shares,
     page_sql,
     text_of,
 )
 from timer_service.adapters.postgres.connections import Connections
+from timer_service.adapters.postgres.looks import BUCKET, bucket_of
 from timer_service.domain.callback import Sink
-from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import Place, TimerFilter
+from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter
 
 _BEFORE_ALL: Final = "-infinity"
 _AFTER_ALL: Final = "infinity"
 _KEY: Final = ("tenant_id", "service_call_id")
 _ENDED: Final = "coalesce(reached_at, cancelled_at, expired_at)"
 
+_GET: Final = f"""
+SELECT {rows.of_table("t", rows.TIMER_COLUMNS)} FROM unnest($1::text[], $2::text[]) AS wanted(tenant, id)
+CROSS JOIN LATERAL (
+  SELECT * FROM timer_schedules WHERE tenant_id = wanted.tenant AND service_call_id = wanted.id) AS t
+"""  # noqa: S608 - constants
+
 _FIND: Final = f"""
 SELECT {rows.of_table("t", rows.TIMER_COLUMNS)} FROM unnest($1::text[]) AS wanted(tenant)
 CROSS JOIN LATERAL (
   SELECT * FROM timer_schedules WHERE tenant_id = wanted.tenant AND service_call_id = $2) AS t
 LIMIT $3
-"""  # noqa: S608 - constants
+"""  # noqa: S608
 
 _SEARCH: Final = f"""
 SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
@@ -54,6 +64,25 @@ SELECT (SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled' AND sink 
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS span(since, until, nth) ORDER BY nth
 """
 _LOAD_OF_TENANT: Final = _LOAD.replace("WHERE state", "WHERE tenant_id = $3 AND state")
+
+# By the index of turns, which has tenant and due time.
+_SHARES: Final = f"""
+SELECT tenant_id, n, (sum(n) OVER ())::bigint FROM (
+  SELECT tenant_id, count(*) AS n FROM timer_schedules
+  WHERE state = 'Scheduled' AND sink = 0 AND {BUCKET} BETWEEN $3::integer AND $4::integer
+    AND due_at >= $1::text::timestamptz AND due_at < $2::text::timestamptz GROUP BY tenant_id) AS found
+ORDER BY n DESC, tenant_id LIMIT $5
+"""  # noqa: S608
+
+_PENDING: Final = "FROM timer_schedules WHERE tenant_id = wanted.tenant AND state = 'Scheduled' AND sink = 0"
+_NOW, _SOON = "$2::text::timestamptz", "$3::text::timestamptz"
+_GLANCE: Final = f"""
+SELECT wanted.tenant, (SELECT count(*) FROM (SELECT 1 {_PENDING} LIMIT $4) AS f),
+  (SELECT count(*) FROM (SELECT 1 {_PENDING} AND due_at < {_NOW} LIMIT $4) AS f),
+  (SELECT count(*) FROM (SELECT 1 {_PENDING} AND due_at >= {_NOW} AND due_at < {_SOON} LIMIT $4) AS f),
+  (SELECT due_at {_PENDING} ORDER BY due_at LIMIT 1)
+FROM unnest($1::text[]) WITH ORDINALITY AS wanted(tenant, nth) ORDER BY nth
+"""  # noqa: S608
 
 Question = tuple[str, list[Any]]
 
@@ -84,6 +113,25 @@ class PostgresInsight(PagedInsight):
                 counts = [count + more for count, (more,) in zip(counts, found, strict=True)]
         return counts
 
+    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+        """Count by tenant, in one pass for each sink."""
+        span = [rows.text(since), rows.text(until), bucket_of(since), bucket_of(until), limit]
+        found = [await self._answers.ask(rows.for_sink(_SHARES, sink), *span) for sink in Sink]
+        return merged_shares(found, limit)
+
+    async def glance(
+        self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
+    ) -> Sequence[Glance]:
+        """Look at the beginning of each tenant's pending timers."""
+        wanted = [list(tenants), rows.text(now), rows.text(soon), at_most]
+        found = [await self._answers.ask(rows.for_sink(_GLANCE, sink), *wanted) for sink in Sink]
+        return merged_glances(found, at_most)
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, Timer]:
+        """Search by primary key."""
+        found = await self._answers.ask(_GET, [key[0] for key in keys], [key[1] for key in keys])
+        return {timer.key: timer for timer in map(rows.timer, found)}
+
     async def search(self, tenant_id: TenantId, prefix: str, limit: int) -> Sequence[Timer]:
         """Read a range of the primary key."""
         found = await self._answers.ask(_SEARCH, tenant_id, prefix, after_prefix(prefix), limit)
@@ -93,7 +141,7 @@ class PostgresInsight(PagedInsight):
         self, service_call_id: ServiceCallId, tenants: frozenset[TenantId] | None, limit: int
     ) -> Sequence[Timer]:
         """Search by primary key."""
-        names = await self.tenants(MAX_LOOKED_THROUGH) if tenants is None else sorted(tenants)
+        names = await self.tenants(MAX_ASKED) if tenants is None else sorted(tenants)
         found = await self._answers.ask(_FIND, list(names), service_call_id, limit)
         return [rows.timer(row) for row in found]
 

@@ -32,6 +32,9 @@ MAX_WAITING_TENANTS: Final = 10_000
 SWEEP_REST_S: Final = 1.0
 """After a sweep that took several looks; what came due meanwhile is found without one."""
 
+LEARN_EVERY: Final = 10_000
+"""Commands between two questions whether the server knows the table; autovacuum goes by as many."""
+
 
 @dataclass(frozen=True, slots=True)
 class PostgresLimits:
@@ -52,6 +55,7 @@ class PostgresLimits:
     max_sweep_steps: int = MAX_SWEEP_STEPS
     max_waiting_tenants: int = MAX_WAITING_TENANTS
     sweep_rest_s: float = SWEEP_REST_S
+    learn_every: int = LEARN_EVERY
 
 
 DEFAULT_LIMITS: Final = PostgresLimits()

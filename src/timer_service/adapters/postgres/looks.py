@@ -22,7 +22,7 @@ MAX_ROUNDS: Final = 5
 
 _BUCKET_MS: Final = 600_000
 # Ten minutes of due times, by number. As the index of migration 0002 has it.
-_BUCKET: Final = "(floor(date_part('epoch', due_at AT TIME ZONE 'UTC') / 600)::integer)"
+BUCKET: Final = "(floor(date_part('epoch', due_at AT TIME ZONE 'UTC') / 600)::integer)"
 _Place = tuple[int, str]
 _START: Final[_Place] = (-(2**31), "")
 
@@ -54,9 +54,9 @@ FOR UPDATE SKIP LOCKED
 """  # noqa: S608
 
 _PAIR: Final = f"""
-SELECT {_BUCKET} AS bucket, tenant_id, due_at FROM timer_schedules
-WHERE state = 'Scheduled' AND sink = 0 AND ({_BUCKET}, tenant_id) > (%s) AND {_BUCKET} <= $1
-ORDER BY {_BUCKET}, tenant_id, due_at
+SELECT {BUCKET} AS bucket, tenant_id, due_at FROM timer_schedules
+WHERE state = 'Scheduled' AND sink = 0 AND ({BUCKET}, tenant_id) > (%s) AND {BUCKET} <= $1
+ORDER BY {BUCKET}, tenant_id, due_at
 LIMIT 1
 """  # noqa: S608
 
@@ -100,6 +100,11 @@ LIMIT $6
 def most_to_read(limit: int, held_back: HeldBack, max_passed_over: int) -> int:
     """Return how many rows a look reads at most: if it reads fewer, it has seen all that is due."""
     return limit + 1 + len(held_back.timers) + (max_passed_over if held_back.tenants else 0)
+
+
+def bucket_of(moment: datetime) -> int:
+    """Return the number of the ten minutes in which a moment lies."""
+    return epoch_ms(moment) // _BUCKET_MS
 
 
 class Turns:
@@ -174,7 +179,7 @@ class Turns:
         found = [(row[0], row[1]) for row in newest]
         if len(self._waiting) < self._limits.max_waiting_tenants and time.monotonic() >= self._rests_until:
             steps = self._limits.max_sweep_steps
-            piece = await connection.fetch(self._sweep, epoch_ms(at) // _BUCKET_MS, *self._place, steps)
+            piece = await connection.fetch(self._sweep, bucket_of(at), *self._place, steps)
             found += [(row[1], row[2]) for row in piece if row[2] <= at]
             self._go_on(piece)
         found.sort(key=lambda pair: pair[1])

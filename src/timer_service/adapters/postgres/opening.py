@@ -76,6 +76,7 @@ async def open_postgres_store(
         store = PostgresTimerStore(work, answers, for_callbacks, hints, now, limits)
         with suppress(TransientError):  # Start even if the server is busy: it is measured again.
             await store.measure_skew()
+        await store.statistics.learn()
         async with hints.telling():
             try:
                 yield store

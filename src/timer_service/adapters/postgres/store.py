@@ -32,6 +32,7 @@ from timer_service.adapters.postgres.pages import page_of
 from timer_service.adapters.postgres.pending import PendingCount
 from timer_service.adapters.postgres.sealed_headers import PostgresSealedHeaders
 from timer_service.adapters.postgres.secrets import PostgresSecretStore
+from timer_service.adapters.postgres.statistics import Statistics
 from timer_service.domain import timer as rules
 from timer_service.domain.callback import Sink
 from timer_service.domain.epochs import StreamEpoch
@@ -94,6 +95,7 @@ class PostgresTimerStore:
         """Apart: while one sink is slow, the other has its connections."""
         self.deliveries = PostgresDeliveries(for_callbacks, answers)
         self._pending = PendingCount(answers, limits)
+        self.statistics = Statistics(answers, limits.learn_every)
         self.skew_s = 0.0
         """How far our clock is ahead of the database's; negative if it is behind."""
 
@@ -107,6 +109,7 @@ class PostgresTimerStore:
             return []
         batch = Batch(commands, now, rules.apply)
         await self._apply_batch(batch, commands)
+        await self.statistics.applied(len(commands))
         if batch.nearest is not None:
             self._hints.announce(batch.nearest)
         return batch.outcomes
@@ -147,9 +150,8 @@ class PostgresTimerStore:
 
     async def _change(self, connection: Connection, batch: Batch, keys: set[TimerKey]) -> set[TimerKey]:
         """Change timers that exist; return which of them do."""
-        found = [
-            rows.timer(row) for row in await connection.fetch(statements.LOAD, *arrays.transposed(keys, 2))
-        ]
+        loaded = await connection.fetch(statements.LOAD, *arrays.transposed(keys, 2))
+        found = list(map(rows.timer, loaded))
         # Most of what is delivered again changes nothing: that need not wait for anybody's lock.
         touched = {timer.key for timer in found if batch.apply(timer) is not timer}
         settled = {timer.key for timer in found} - touched

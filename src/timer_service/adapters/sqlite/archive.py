@@ -12,6 +12,7 @@ import aiosqlite
 
 from timer_service.adapters import callback_rows as columns
 from timer_service.adapters import rows
+from timer_service.adapters.sqlite import statements
 from timer_service.adapters.sqlite.connections import connect
 from timer_service.adapters.sqlite.deliveries import CALLBACK_TABLES, GET, WRITE_RECORDS
 from timer_service.adapters.sqlite.epochs import insert_epochs, read_epochs
@@ -32,7 +33,8 @@ ORDER BY tenant_id, service_call_id
 LIMIT ?
 """  # noqa: S608 - the column list is a constant
 _WRITE: Final = f"""
-INSERT INTO timer_schedules ({rows.TIMER_COLUMNS}) VALUES ({", ".join("?" for _ in rows.COLUMNS)})
+INSERT INTO timer_schedules ({", ".join(statements.COLUMNS)})
+VALUES ({", ".join("?" for _ in statements.COLUMNS)})
 """  # noqa: S608
 _LAST: Final = """
 SELECT tenant_id, service_call_id FROM timer_schedules
@@ -83,7 +85,7 @@ class SqliteArchive:
         with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
-                await self._connection.executemany(_WRITE, [rows.row(timer) for timer in timers])
+                await self._connection.executemany(_WRITE, [statements.row(timer) for timer in timers])
                 kept = columns.archived(timers, records)
                 for sql, values in zip(WRITE_RECORDS, kept, strict=True):
                     await self._connection.executemany(sql, values)

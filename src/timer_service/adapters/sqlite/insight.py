@@ -2,26 +2,29 @@
 
 import itertools
 import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from timer_service.adapters import rows
 from timer_service.adapters.insight_pages import (
+    MAX_ASKED,
     MAX_LOOKED_THROUGH,
     Bounds,
     Edge,
     PagedInsight,
     after_prefix,
     bounds_of,
+    merged_glances,
+    merged_shares,
     page_sql,
     text_of,
 )
 from timer_service.adapters.sqlite.questions import NOBODY, Questions
 from timer_service.domain.callback import Sink
-from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.domain.messages import EPOCH, ServiceCallId, TenantId, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import Place, TimerFilter
+from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter
 
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
@@ -30,11 +33,16 @@ _MAX_MS: Final = 2**63 - 1
 _KEY: Final = ("tenant_id", "service_call_id")
 _ENDED: Final = "coalesce(reached_at, cancelled_at, expired_at)"
 
+_GET: Final = f"""
+SELECT {rows.of_table("t", rows.TIMER_COLUMNS)} FROM json_each(:keys) AS wanted
+CROSS JOIN timer_schedules AS t ON t.tenant_id = value ->> 0 AND t.service_call_id = value ->> 1
+"""  # noqa: S608 - constants
+
 # The timers of one id: one search for each tenant.
 _FIND: Final = f"""
 SELECT {rows.of_table("t", rows.TIMER_COLUMNS)} FROM json_each(:tenants) AS wanted
 CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value AND t.service_call_id = :id LIMIT :limit
-"""  # noqa: S608 - constants
+"""  # noqa: S608
 
 _SEARCH: Final = f"""
 SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
@@ -54,15 +62,39 @@ SELECT name FROM found WHERE name IS NOT NULL
 
 _LOAD: Final = """
 SELECT (SELECT count(*) FROM timer_schedules INDEXED BY timer_schedules_due
-        WHERE state = 'Scheduled' AND sink = 0 AND due_at >= value ->> 0 AND due_at < value ->> 1)
+        WHERE sink = 0 AND pending_due_ms >= value ->> 0 AND pending_due_ms < value ->> 1)
 FROM json_each(:spans) ORDER BY key
 """
 _LOAD_OF_TENANT: Final = """
 SELECT (SELECT count(*) FROM timer_schedules INDEXED BY timer_schedules_pending
-        WHERE tenant_id = :tenant AND sink = 0 AND pending_due_ms >= value ->> 0
+        WHERE sink = 0 AND tenant_id = :tenant AND pending_due_ms >= value ->> 0
           AND pending_due_ms < value ->> 1)
 FROM json_each(:spans) ORDER BY key
 """
+
+# By an index that has all that is asked for, in one pass.
+_SHARES: Final = """
+SELECT tenant_id, n, sum(n) OVER () FROM (
+  SELECT tenant_id, count(*) AS n FROM timer_schedules INDEXED BY timer_schedules_due
+  WHERE sink = 0 AND pending_due_ms >= :since AND pending_due_ms < :until GROUP BY tenant_id)
+ORDER BY n DESC, tenant_id LIMIT :limit
+"""
+
+_PENDING: Final = """
+FROM timer_schedules INDEXED BY timer_schedules_pending
+WHERE sink = 0 AND tenant_id = value AND pending_due_ms IS NOT NULL
+"""
+_GLANCE: Final = f"""
+SELECT value, (SELECT count(*) FROM (SELECT 1 {_PENDING} LIMIT :most)),
+  (SELECT count(*) FROM (SELECT 1 {_PENDING} AND pending_due_ms < :now LIMIT :most)),
+  (SELECT count(*) FROM (
+    SELECT 1 {_PENDING} AND pending_due_ms >= :now AND pending_due_ms < :soon LIMIT :most)),
+  (SELECT min(pending_due_ms) {_PENDING})
+FROM json_each(:tenants) ORDER BY key
+"""  # noqa: S608
+
+COUNTING: Final = " "
+"""Who counts what is to come: nobody who looks at something waits until a million timers are counted."""
 
 Question = tuple[str, dict[str, Any]]
 
@@ -83,22 +115,41 @@ class SqliteInsight(PagedInsight):
 
     async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
         """Count by ranges of an index that has all that is asked for."""
-        of_all = tenants is None
-        moments = [rows.text(edge) if of_all else rows.text_ms(rows.text(edge)) for edge in edges]
-        spans = json.dumps(list(itertools.pairwise(moments)))
+        spans = json.dumps(list(itertools.pairwise(map(epoch_ms, edges))))
         counts = [0] * (len(edges) - 1)
         for tenant_id in [NOBODY] if tenants is None else tenants:
             for sink in Sink:
-                sql = rows.for_sink(_LOAD if of_all else _LOAD_OF_TENANT, sink)
-                found = await self._ask(sql, {"spans": spans, "tenant": tenant_id})
+                sql = rows.for_sink(_LOAD if tenants is None else _LOAD_OF_TENANT, sink)
+                found = await self._ask(sql, {"spans": spans, "tenant": tenant_id}, COUNTING)
                 counts = [count + more for count, (more,) in zip(counts, found, strict=True)]
         return counts
+
+    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+        """Count by tenant, in one pass for each sink."""
+        span = {"since": epoch_ms(since), "until": epoch_ms(until), "limit": limit}
+        found = [await self._ask(rows.for_sink(_SHARES, sink), span, COUNTING) for sink in Sink]
+        return merged_shares(found, limit)
+
+    async def glance(
+        self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
+    ) -> Sequence[Glance]:
+        """Look at the beginning of each tenant's pending timers."""
+        wanted = {"tenants": json.dumps(list(tenants)), "most": at_most}
+        wanted |= {"now": epoch_ms(now), "soon": epoch_ms(soon)}
+        found = [await self._ask(rows.for_sink(_GLANCE, sink), wanted) for sink in Sink]
+        dated = [[(*row[:4], None if row[4] is None else _moment(row[4])) for row in each] for each in found]
+        return merged_glances(dated, at_most)
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, Timer]:
+        """Search by primary key."""
+        found = map(rows.timer, await self._ask(_GET, {"keys": json.dumps(list(keys))}))
+        return {timer.key: timer for timer in found}
 
     async def find(
         self, service_call_id: ServiceCallId, tenants: frozenset[TenantId] | None, limit: int
     ) -> Sequence[Timer]:
         """Search by primary key, tenant by tenant."""
-        names = await self.tenants(MAX_LOOKED_THROUGH) if tenants is None else sorted(tenants)
+        names = await self.tenants(MAX_ASKED) if tenants is None else sorted(tenants)
         wanted = {"tenants": json.dumps(names), "id": service_call_id, "limit": limit}
         return [rows.timer(row) for row in await self._ask(_FIND, wanted)]
 
@@ -122,18 +173,15 @@ class SqliteInsight(PagedInsight):
         found = await self._ask(f"{sql} OFFSET {MAX_LOOKED_THROUGH - 1}", parameters)
         return next((_place(row) for row in found), None)
 
-    async def _ask(self, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return await self._questions.ask(NOBODY, sql, parameters)
+    async def _ask(self, sql: str, parameters: dict[str, Any], who: str = NOBODY) -> list[tuple[Any, ...]]:
+        return await self._questions.ask(who, sql, parameters)
 
 
 def _lists(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> list[Question]:
     if wanted.correlation_id is not None:
         return [_of_request(wanted, bounds, columns, limit)]
     if wanted.by_end:
-        # So many are looked through, and those in the state are taken.
-        sql, parameters = _over(bounds, "*", wanted, MAX_LOOKED_THROUGH)
-        taken = f"SELECT {columns} FROM ({sql}) WHERE state = :state LIMIT :taken"  # noqa: S608
-        return [(taken, parameters | {"taken": limit})]
+        return [_taken(wanted, bounds, columns, limit)]
     if wanted.tenants is None:
         return [_pending(sink, bounds, columns, limit) for sink in Sink]
     of = _pending_of if wanted.state is TimerState.SCHEDULED else _over_of
@@ -143,9 +191,23 @@ def _lists(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> lis
 
 
 def _pending(sink: Sink, bounds: Bounds, columns: str, limit: int) -> Question:
-    where = "state = 'Scheduled' AND sink = 0"
-    sql = _sql(columns, "timer_schedules_due", where, ("due_at", *_KEY), bounds)
-    return rows.for_sink(sql, sink), _between(bounds, limit)
+    where = "sink = 0 AND pending_due_ms IS NOT NULL"
+    sql = _sql(columns, "timer_schedules_due", where, ("pending_due_ms", *_KEY), bounds)
+    return rows.for_sink(sql, sink), _between(bounds, limit) | {
+        "lower_0": _MIN_MS if bounds.lower is None else epoch_ms(bounds.lower[0]),
+        "upper_0": _MAX_MS if bounds.upper is None else epoch_ms(bounds.upper[0]),
+    }
+
+
+def _taken(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> Question:
+    """Look so many through, by key and state alone, and take those in the state."""
+    looked, parameters = _over(bounds, "tenant_id, service_call_id, state", wanted, MAX_LOOKED_THROUGH)
+    sql = f"SELECT * FROM ({looked}) WHERE state = :state LIMIT :taken"  # noqa: S608
+    if columns == rows.TIMER_COLUMNS:
+        whole = rows.of_table("timer", columns)
+        whose = "CROSS JOIN timer_schedules AS timer USING (tenant_id, service_call_id)"
+        sql = f"SELECT {whole} FROM ({sql}) {whose}"  # noqa: S608
+    return sql, parameters | {"taken": limit}
 
 
 def _over(bounds: Bounds, columns: str, wanted: TimerFilter, limit: int) -> Question:
@@ -166,7 +228,7 @@ def _of_request(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -
 def _pending_of(
     tenant_id: TenantId, sink: Sink, _: TimerFilter, bounds: Bounds, columns: str, limit: int
 ) -> Question:
-    where = "tenant_id = :tenant AND sink = 0 AND pending_due_ms IS NOT NULL"
+    where = "sink = 0 AND tenant_id = :tenant AND pending_due_ms IS NOT NULL"
     order = ("pending_due_ms", "service_call_id")
     sql = _sql(columns, "timer_schedules_pending", where, order, bounds)
     lower, upper = bounds.of_tenant(tenant_id)
@@ -212,7 +274,11 @@ def _between(bounds: Bounds, limit: int) -> dict[str, Any]:
 
 
 def _ms(edge: Edge, otherwise: int) -> int:
-    return otherwise if edge.at is None else rows.text_ms(rows.text(edge.at))
+    return otherwise if edge.at is None else epoch_ms(edge.at)
+
+
+def _moment(ms: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=ms)
 
 
 def _place(row: Sequence[Any]) -> Place:

@@ -4,40 +4,55 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, Final
 
-from timer_service.adapters.rows import DUE_COLUMNS, for_sink, of_table, text
+from timer_service.adapters.rows import DUE_COLUMNS, for_sink, of_table
+from timer_service.adapters.sqlite.ahead import MAX_ROWS, Ahead
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, TimerKey, epoch_ms
-from timer_service.ports.timer_store import HeldBack
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 
 MAX_ROUNDS: Final = 4
 """How often what some tenants leave of a claim is offered to those that have more."""
 
-_DUE_AT: Final = 2
+_due_at: Final = itemgetter(2)
 
-# The poll: what is due, oldest first, without the timers that are held back or claimed. A timer's key is one
-# value here, because SQLite looks a single value up in an index, but a row value by going through the list.
+# Neither held back nor claimed. A timer's key is one value here, because SQLite looks a single value up in an
+# index, but a row value by going through the list; and it is not made where there is nothing to compare.
+_NOT_HELD: Final = """(:held_timers = '[]' OR
+  tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers)))"""
+
+# The poll: what is due, oldest first.
 FIND_DUE: Final = f"""
 SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_due
-WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now
-  AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
-ORDER BY due_at
+WHERE sink = 0 AND pending_due_ms <= :now_ms
+  AND {_NOT_HELD}
+ORDER BY pending_due_ms
 LIMIT :limit
 """  # noqa: S608 - the column list is a constant
+
+# After a look that found everything: what comes next.
+FIND_NEXT: Final = f"""
+SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_due
+WHERE sink = 0 AND pending_due_ms > :now_ms
+ORDER BY pending_due_ms
+LIMIT {MAX_ROWS + 1}
+"""  # noqa: S608 - constants
 
 # Under backlog, or while a tenant is held back: the oldest few of one tenant.
 FIND_DUE_OF_TENANT: Final = f"""
 SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_pending
-WHERE tenant_id = :tenants ->> 0 AND pending_due_ms <= :now_ms AND sink = 0
-  AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
+WHERE sink = 0 AND tenant_id = :tenants ->> 0 AND pending_due_ms <= :now_ms
+  AND {_NOT_HELD}
 ORDER BY pending_due_ms
 LIMIT :turn
 """  # noqa: S608 - the column list is a constant
 
-# The same for each of several tenants. A row is searched for twice here, which one tenant need not pay.
+# The same for each of several tenants: a list of their ids from the index alone, and then those rows.
 FIND_DUE_IN_TURNS: Final = f"""
 SELECT {of_table("t", DUE_COLUMNS)}
 FROM json_each(:tenants) AS tenant
@@ -45,8 +60,8 @@ CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value
  AND t.service_call_id IN (
     SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_pending
-    WHERE tenant_id = tenant.value AND pending_due_ms <= :now_ms AND sink = 0
-      AND tenant_id || char(10) || service_call_id NOT IN (SELECT value FROM json_each(:held_timers))
+    WHERE sink = 0 AND tenant_id = tenant.value AND pending_due_ms <= :now_ms
+      AND {_NOT_HELD}
     ORDER BY pending_due_ms LIMIT :turn)
 """  # noqa: S608 - the column list is a constant
 
@@ -61,47 +76,71 @@ class Looks:
         self._find_due = for_sink(FIND_DUE, sink)
         self._find_due_of_tenant = for_sink(FIND_DUE_OF_TENANT, sink)
         self._find_due_in_turns = for_sink(FIND_DUE_IN_TURNS, sink)
+        self._find_next = for_sink(FIND_NEXT, sink)
         self._tenants = DueTenants(read, limits, sink)
         self._backlog = False
-        self.saved = self._tenants.note_saved
+        self._ahead: Ahead | None = None
 
-    def given_back(self, keys: Iterable[TimerKey]) -> None:
+    def saved(self, timers: Collection[Timer]) -> None:
+        """Look for what is due among timers that were saved."""
+        if self._ahead is not None:
+            self._ahead.saved(timers)
+        self._tenants.note_saved(timers)
+
+    def given_back(self, keys: Collection[TimerKey]) -> None:
         """Find these timers again: they were claimed, and are no longer."""
+        if keys:
+            self._ahead = None
         self._tenants.note(tenant_id for tenant_id, _ in keys)
 
     async def find(
-        self, now: datetime, limit: int, claimed: Iterable[TimerKey], held_back: HeldBack
+        self, now: datetime, limit: int, claimed: Collection[TimerKey], held_back: HeldBack
     ) -> tuple[list[Row], bool]:
         """Return up to `limit` due timers, oldest first, and whether there may be more."""
         self._tenants.begin(now, held_back.timers)
-        moment = text(now)
+        now_ms = epoch_ms(now)
+        at_ease = held_back == NOTHING_HELD_BACK and not self._backlog
+        if at_ease and self._ahead is not None:
+            found = self._ahead.take(now, limit, claimed)
+            if found:
+                self._tenants.found_all(now_ms)
+                return found, False
+        self._ahead = Ahead(now) if at_ease else None
         parameters = {
-            "now": moment,
-            "now_ms": epoch_ms(now),
+            "now_ms": now_ms,
             "held_timers": json.dumps(["\n".join(key) for key in (*claimed, *held_back.timers)]),
         }
         # By age, the timers of a tenant that is held back would have to be passed one by one.
         if not held_back.tenants and not self._backlog:
             found = await self._read(self._find_due, {**parameters, "limit": limit + 1})
             if len(found) <= limit:
-                self._tenants.found_all(moment)
+                self._tenants.found_all(now_ms)
                 return found, False
+            self._ahead = None
             self._tenants.add(row[0] for row in found)
         found, self._backlog = await self._take_turns(parameters, limit, held_back.tenants)
         return found, self._backlog
 
+    async def next_due_at(self, after: datetime) -> datetime | None:
+        """Return the earliest due time later than a moment, and read ahead what is due from there on."""
+        ahead = Ahead(after)
+        if self._ahead is not None:
+            is_known, due_at = self._ahead.next_due_at(after)
+            if is_known:
+                return due_at
+            self._ahead = ahead if self._ahead.follows(after) else None
+        return ahead.fill(await self._read(self._find_next, {"now_ms": epoch_ms(after)}))
+
     async def _take_turns(
         self, parameters: dict[str, Any], limit: int, held_back: Collection[TenantId]
     ) -> tuple[list[Row], bool]:
-        all_known = await self._tenants.discover(parameters["now"])
+        all_known = await self._tenants.discover(parameters["now_ms"])
         tenants, others = self._tenants.choose(limit, held_back)
         by_tenant, unread = await self._read_turns(parameters, limit, tenants)
-        turns = [(turn, row) for rows in by_tenant.values() for turn, row in enumerate(rows)]
-        turns.sort(key=lambda item: (item[0], item[1][_DUE_AT]))
-        with_more = unread | {row[0] for _, row in turns[limit:]}
+        found, left = _in_turns(by_tenant.values(), limit)
+        with_more = unread | {row[0] for row in left}
         self._tenants.took_turns(tenants, [tenant for tenant in tenants if tenant in with_more])
-        found = sorted((row for _, row in turns[:limit]), key=lambda row: str(row[_DUE_AT]))
-        return found, bool(with_more) or others or not all_known
+        return sorted(found, key=_due_at), bool(with_more) or others or not all_known
 
     async def _read_turns(
         self, parameters: dict[str, Any], limit: int, tenants: list[TenantId]
@@ -122,9 +161,22 @@ class Looks:
         return by_tenant, set(asked)
 
 
+def _in_turns(of_tenants: Collection[list[Row]], limit: int) -> tuple[list[Row], list[Row]]:
+    """Return the first of each, then the second of each and so on, up to a limit; and what comes next."""
+    found: list[Row] = []
+    turn = 0
+    while of_tenants:
+        found += sorted((rows[turn] for rows in of_tenants), key=_due_at)
+        turn += 1
+        of_tenants = [rows for rows in of_tenants if len(rows) > turn]
+        if len(found) > limit:
+            break
+    return found[:limit], found[limit:] + [rows[turn] for rows in of_tenants]
+
+
 def _by_tenant(rows: Iterable[Row]) -> dict[TenantId, list[Row]]:
     """Return each tenant's timers, oldest first."""
     found = defaultdict[TenantId, list[Row]](list)
-    for row in sorted(rows, key=lambda row: str(row[_DUE_AT])):
+    for row in sorted(rows, key=_due_at):
         found[row[0]].append(row)
     return found

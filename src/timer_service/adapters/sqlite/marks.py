@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final, Protocol
 
 import aiosqlite
 
-from timer_service.adapters.rows import text
+from timer_service.adapters.rows import text_of_batch
 from timer_service.adapters.sqlite.deliveries import open_deliveries
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
@@ -22,11 +21,12 @@ from timer_service.domain.timer import TimerState, state_of
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
 # from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
 MARK_REACHED: Final = """
-UPDATE timer_schedules SET state = :state,
-  reached_at = iif(:state = 'Reached', :at, NULL),
-  expired_at = iif(:state = 'Expired', :at, NULL)
+UPDATE timer_schedules SET state = :state, pending_due_ms = NULL,
+  reached_at = iif(:state = 'Reached', fired.at, NULL),
+  expired_at = iif(:state = 'Expired', fired.at, NULL)
 FROM (
-  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation
+  SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
+    value ->> 3 AS at
   FROM json_each(:fired)
 ) AS fired
 WHERE timer_schedules.tenant_id = fired.tenant_id
@@ -50,6 +50,12 @@ RETURNING timer_schedules.tenant_id, timer_schedules.service_call_id
 """
 
 
+FEW: Final = 16
+"""Fewer timers than this wait for others, to be marked with them; more are worth their own transaction."""
+GATHER_S: Final = 0.004
+"""How long they wait. They are published already, and each transaction holds up the next look."""
+
+
 class Changes(Protocol):
     """What a transaction changes about the store as a whole."""
 
@@ -64,6 +70,10 @@ class _Mark:
     sink: Sink
     marked: int | None = None
     error: TimerServiceError | None = None
+
+
+class _SomeChangedError(Exception):
+    """Some timers of a group were changed before they could be marked."""
 
 
 class Marks:
@@ -86,6 +96,9 @@ class Marks:
         async with self._turn:
             # Whoever had the turn before may have done this too.
             if mark.marked is None and mark.error is None:
+                # A callback is sent once its timer is marked, so that does not wait.
+                if sink is Sink.BUS and len(events) < FEW:
+                    await asyncio.sleep(GATHER_S)
                 await self._mark_all()
         if mark.error is not None:
             raise mark.error
@@ -106,11 +119,16 @@ class Marks:
         counts: list[int] = []
         error: TimerServiceError | None = None
         try:
-            async with self._transaction() as changes:
-                # Not before the writer is ours: others may have come meanwhile.
-                group = list(self._waiting)
-                counts = [await self._execute(mark) for mark in group]
-                changes.pending = -sum(counts)
+            try:
+                async with self._transaction() as changes:
+                    # Not before the writer is ours: others may have come meanwhile.
+                    group = list(self._waiting)
+                    counts = await self._mark_together(group)
+                    changes.pending = -sum(counts)
+            except _SomeChangedError:
+                async with self._transaction() as changes:
+                    counts = [await self._execute([mark]) for mark in group]
+                    changes.pending = -sum(counts)
         except TimerServiceError as failed:
             error = failed
             group = group or list(self._waiting)
@@ -120,16 +138,36 @@ class Marks:
         for mark, count in zip(group, counts, strict=True):
             mark.marked, mark.error = count, error
 
-    async def _execute(self, mark: _Mark) -> int:
-        # Nearly always all of a batch have one state and one moment, which are then not read for each row.
-        groups = defaultdict[tuple[TimerState, datetime], list[tuple[str, str, int]]](list)
-        for event in mark.events:
-            groups[state_of(event), event.at].append((*event.key, event.generation))
+    async def _mark_together(self, group: Sequence[_Mark]) -> list[int]:
+        """Mark a group at once; raise _SomeChangedError if that does not tell how many of each."""
+        marked = await self._execute(group)
+        wanted = [len(mark.events) for mark in group]
+        if len(group) == 1:
+            return [marked]
+        if marked < sum(wanted):
+            raise _SomeChangedError
+        return wanted
+
+    async def _execute(self, group: Sequence[_Mark]) -> int:
+        """Mark all of a group; many marks take no more statements than one."""
+        # Each statement is a way to the writer's thread and back. With two for every mark, a group that had
+        # to wait grew faster than it was marked.
+        fired = defaultdict[TimerState, list[_Fired]](list)
+        for mark in group:
+            for event in mark.events:
+                fired[state_of(event)].append(_fired(event))
         marked = 0
-        for (state, at), fired in groups.items():
-            parameters = {"state": state.value, "at": text(at), "fired": json.dumps(fired)}
+        for state, timers in fired.items():
+            parameters = {"state": state.value, "fired": json.dumps(timers)}
             marked += (await self._writer.execute(MARK_REACHED, parameters)).rowcount
-        if mark.sink is Sink.HTTP:
-            # In the same transaction: a timer is never reached without its delivery, nor the reverse.
-            await open_deliveries(self._writer, mark.events)
+        # In the same transaction: a timer is never reached without its delivery, nor the reverse.
+        if handed_over := [event for mark in group if mark.sink is Sink.HTTP for event in mark.events]:
+            await open_deliveries(self._writer, handed_over)
         return marked
+
+
+_Fired = tuple[str, str, int, str]
+
+
+def _fired(event: Event) -> _Fired:
+    return (*event.key, event.generation, text_of_batch(event.at))

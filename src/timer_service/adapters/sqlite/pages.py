@@ -12,7 +12,7 @@ from timer_service.ports.timer_store import TimerQuery
 # a second one SQLite would seek by that and only filter by this, and read all pages before this one.
 LIST_PENDING: Final = f"""
 SELECT {TIMER_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_pending
-WHERE tenant_id = :tenant AND sink = 0
+WHERE sink = 0 AND tenant_id = :tenant
   AND (pending_due_ms, service_call_id) > (:after_ms, :after_id) AND pending_due_ms < :before_ms
 ORDER BY pending_due_ms, service_call_id
 LIMIT :limit

@@ -11,8 +11,12 @@ from typing import Any, Final
 
 from timer_service.adapters import rows
 from timer_service.domain.callback import Sink
+from timer_service.domain.messages import epoch_ms
+from timer_service.domain.timer import Timer, TimerState
 
-_CALL: Final = list(rows.COLUMNS).index("service_call_id")
+COLUMNS: Final = (*rows.COLUMNS, "pending_due_ms")
+"""The columns of a timer, in the order of `row`."""
+_CALL: Final = COLUMNS.index("service_call_id")
 
 # The rows that a batch of commands is about, found by primary key.
 LOAD: Final = f"""
@@ -20,6 +24,12 @@ SELECT {rows.of_table("t", rows.TIMER_COLUMNS)}
 FROM json_each(?) AS wanted
 CROSS JOIN timer_schedules AS t ON t.tenant_id = wanted.value ->> 0 AND t.service_call_id = wanted.value ->> 1
 """  # noqa: S608 - the column list is a constant
+
+
+def row(timer: Timer) -> tuple[Any, ...]:
+    """Return a timer as COLUMNS: its due time as a number, too, while it is pending."""
+    due_at = timer.due_at if timer.state is TimerState.SCHEDULED else None
+    return (*rows.row(timer), None if due_at is None else epoch_ms(due_at))
 
 
 def save(saved: Sequence[tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
@@ -34,17 +44,14 @@ def save(saved: Sequence[tuple[Any, ...]]) -> tuple[str, dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _save(each: tuple[int, ...]) -> str:
-    values = [f"value ->> {each.index(i)}" if i in each else f":value{i}" for i, _ in enumerate(rows.COLUMNS)]
+    values = [f"value ->> {each.index(i)}" if i in each else f":value{i}" for i, _ in enumerate(COLUMNS)]
     return f"""
-INSERT INTO timer_schedules ({rows.TIMER_COLUMNS})
+INSERT INTO timer_schedules ({", ".join(COLUMNS)})
 SELECT {", ".join(values)} FROM json_each(:rows) WHERE true
-ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")}
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {rows.changes_from("excluded")},
+  pending_due_ms = excluded.pending_due_ms
 """  # noqa: S608 - constants
 
-
-NEXT_DUE: Final = """
-SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > ?
-"""
 
 GET: Final = f"SELECT {rows.TIMER_COLUMNS} FROM timer_schedules WHERE tenant_id = ? AND service_call_id = ?"  # noqa: S608
 
@@ -64,10 +71,9 @@ RETURNING tenant_id, service_call_id, sink
 # Apart from each other: beside a count SQLite would find the least by comparing all, at four times the cost.
 _OVERDUE: Final = """
 SELECT
-  (SELECT count(*) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now) AS overdue,
-  (SELECT min(due_at) FROM timer_schedules
-   WHERE state = 'Scheduled' AND sink = 0 AND due_at <= :now) AS oldest,
-  (SELECT min(due_at) FROM timer_schedules WHERE state = 'Scheduled' AND sink = 0 AND due_at > :now) AS next
+  (SELECT count(*) FROM timer_schedules WHERE sink = 0 AND pending_due_ms <= :now_ms) AS overdue,
+  (SELECT min(pending_due_ms) FROM timer_schedules WHERE sink = 0 AND pending_due_ms <= :now_ms) AS oldest,
+  (SELECT min(pending_due_ms) FROM timer_schedules WHERE sink = 0 AND pending_due_ms > :now_ms) AS next
 """
 # For health and metrics: what is overdue, and what comes next.
 COUNT_OVERDUE: Final = f"""
@@ -80,7 +86,7 @@ FIX_THE_MOMENT: Final = "SELECT 1 FROM timer_migrations LIMIT 1"
 
 _PENDING: Final = """
 SELECT count(*) AS pending FROM timer_schedules INDEXED BY timer_schedules_due
-WHERE state = 'Scheduled' AND sink = 0
+WHERE sink = 0 AND pending_due_ms IS NOT NULL
 """
 # Once; from then on the changes are counted.
 COUNT_PENDING: Final = f"""

@@ -42,6 +42,7 @@ from timer_service.domain.messages import (
     ServiceCallId,
     TenantId,
     TimerKey,
+    epoch_ms,
 )
 from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks
 from timer_service.domain.timer import Outcome, Timer, TimerState
@@ -131,7 +132,7 @@ class SqliteTimerStore:
                     changes.pending += _is_pending(timers[key]) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
-                saved = [rows.row(timer) for timer in changed.values()]
+                saved = [statements.row(timer) for timer in changed.values()]
                 await self._writer.connection.execute(*statements.save(saved))
                 if rule is rules.decide:
                     callbacks = accepted_callbacks(commands, outcomes)
@@ -163,8 +164,7 @@ class SqliteTimerStore:
 
     async def next_due_at(self, after: datetime, sink: Sink = Sink.BUS) -> datetime | None:
         """Return the earliest due time later than `after`."""
-        [(due_at,)] = await self._read(rows.for_sink(statements.NEXT_DUE, sink), (rows.text(after),))
-        return rows.moment(due_at)
+        return await self._looks[sink].next_due_at(after)
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""
@@ -194,7 +194,7 @@ class SqliteTimerStore:
 
     async def count(self, now: datetime) -> StoreCounts:
         """Count what is overdue; what is pending is known from counting every change."""
-        at = {"now": rows.text(now)}
+        at = {"now_ms": epoch_ms(now)}
         [(overdue, oldest, nearest)] = await self._questions.ask(NOBODY, statements.COUNT_OVERDUE, at)
         return StoreCounts(
             pending=await self._pending.count(),
