@@ -1,9 +1,10 @@
 """The page as the settings ask for it: its screens, who may see them, its port."""
 
+import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,16 +13,24 @@ from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.listening import listen
 from timer_service.adapters.http.pages.app import Looks, PageApp
 from timer_service.adapters.http.pages.auditing import Auditor
+from timer_service.adapters.http.pages.broker_desk import BrokerDesk
+from timer_service.adapters.http.pages.counting import DueDesk
 from timer_service.adapters.http.pages.figures import FiguresDesk
 from timer_service.adapters.http.pages.guards import Place
+from timer_service.adapters.http.pages.letter_desk import LetterDesk
 from timer_service.adapters.http.pages.live import Live
+from timer_service.adapters.http.pages.past import Past
 from timer_service.adapters.http.pages.people import Group, People, Proxies
+from timer_service.adapters.http.pages.refused_today import RefusedToday
 from timer_service.adapters.http.pages.routes import Screens, routes
 from timer_service.adapters.http.pages.screens.activity import ActivityScreen
+from timer_service.adapters.http.pages.screens.bulk import BulkScreens
 from timer_service.adapters.http.pages.screens.dev import DevScreen
+from timer_service.adapters.http.pages.screens.jobs import JobScreens
 from timer_service.adapters.http.pages.screens.load import LoadScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
+from timer_service.adapters.http.pages.screens.replay import ReplayScreens
 from timer_service.adapters.http.pages.screens.session import SessionScreens
 from timer_service.adapters.http.pages.screens.system import SystemScreen
 from timer_service.adapters.http.pages.screens.tenants import TenantsScreen
@@ -29,21 +38,26 @@ from timer_service.adapters.http.pages.screens.timer import TimerScreen
 from timer_service.adapters.http.pages.screens.timers import TimersScreen
 from timer_service.adapters.http.pages.visit import Role
 from timer_service.adapters.http.rest import serving_api
+from timer_service.bulk import BulkDesk
 from timer_service.config import Settings, read_groups, read_networks
 from timer_service.deliveries import Deliveries
-from timer_service.domain.errors import InvalidConfiguration
+from timer_service.domain.errors import InvalidConfiguration, TransientError
 from timer_service.domain.messages import TenantId
 from timer_service.explanations import Explanations
+from timer_service.ports.audit import KEPT_FOR
+from timer_service.ports.broker_view import BrokerView
 from timer_service.ports.clock import GuardedClock
 from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
 from timer_service.ports.time_travel import TimeTravel
 from timer_service.stores import OpenedStore
 from timer_service.timers import Timers
+from timer_service.waiting import owned
 
 REMEDY: Final = "set TIMER_PAGE_HOST and TIMER_PAGE_PORT, or TIMER_PAGE_PORT=0 to disable it"
 MAX_CONNECTIONS: Final = 200
 SECRET_BYTES: Final = 32
+FORGET_EVERY_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,7 @@ class PageParts:
     deliveries: Deliveries
     explanations: Explanations
     letters: LetterBox
+    broker: BrokerView
     recent: Callable[[], Recent]
     lateness_history: Callable[[], LatenessHistory]
     health: Callable[[], Health]
@@ -73,48 +88,95 @@ async def page(settings: Settings, parts: PageParts) -> AsyncIterator[None]:
     people = _people(settings, parts)
     await _refuse_to_be_closed_to_all(settings, parts, people)
     listener = parts.listener or listen(settings.page_host, settings.page_port, remedy=REMEDY)
-    live = Live(_desk(parts), parts.chance)
-    app = build_page(settings, parts, people, live)
+    live, due = Live(_desk(parts), parts.chance), _due(parts)
+    desk, broker = bulk_desk(parts), BrokerDesk(parts.broker, parts.elapsed_s)
+    app = build_page(settings, parts, people, live, desk, due, broker)
     # The streams end inside: a server that stops waits for what is open.
-    async with serving_api(app, listener, MAX_CONNECTIONS), live.running():
+    async with (
+        due.running(),
+        broker.running(),
+        serving_api(app, listener, MAX_CONNECTIONS),
+        live.running(),
+        desk.running(),
+        owned(_forget_what_is_old(parts)),
+    ):
         yield
 
 
 def build_page(
-    settings: Settings, parts: PageParts, people: People | None = None, live: Live | None = None
+    settings: Settings,
+    parts: PageParts,
+    people: People | None = None,
+    live: Live | None = None,
+    bulk: BulkDesk | None = None,
+    due: DueDesk | None = None,
+    broker: BrokerDesk | None = None,
 ) -> PageApp:
     """Return the application, which knows no port."""
     people = people or _people(settings, parts)
     insight, desk = parts.opened.store.insight, _desk(parts)
-    live = live or Live(desk, parts.chance)
-    subjects = Subjects(settings.subject_prefix)
-    auditor = Auditor(parts.opened.audit, parts.clock.now)
+    live, due = live or Live(desk, parts.chance), due or _due(parts)
+    bulk, broker = bulk or bulk_desk(parts), broker or BrokerDesk(parts.broker, parts.elapsed_s)
+    auditor, past = Auditor(parts.opened.audit, parts.clock.now), Past(parts.opened.audit, insight)
+    letters = LetterDesk(parts.letters, parts.timers, Subjects(settings.subject_prefix), auditor)
     screens = Screens(
         session=SessionScreens(people),
-        now=NowScreen(desk, live, parts.health),
-        timers=TimersScreen(insight),
-        timer=TimerScreen(parts.timers, parts.deliveries, parts.explanations, auditor),
+        now=NowScreen(desk, due, live, parts.health, RefusedToday(parts.letters, parts.elapsed_s)),
+        timers=TimersScreen(insight, bulk),
+        timer=TimerScreen(parts.timers, parts.deliveries, parts.explanations, letters, past, auditor),
         tenants=TenantsScreen(insight),
-        system=SystemScreen(
-            parts.timers,
-            parts.health,
-            settings.shown(),
-            settings.store_name,
-            lambda: parts.clock.held_step_s,
-        ),
-        dev=DevScreen(parts.timers, insight, parts.travel) if parts.is_dev else None,
+        system=_system(settings, parts, broker, auditor),
+        dev=DevScreen(parts.timers, insight, parts.travel, auditor) if parts.is_dev else None,
         activity=ActivityScreen(parts.opened.audit),
-        load=LoadScreen(insight, parts.recent, parts.lateness_history, parts.elapsed_s),
-        refused=RefusedScreens(parts.letters, parts.timers, parts.deliveries, insight, subjects, auditor),
+        bulk=BulkScreens(bulk, insight, past, auditor),
+        jobs=JobScreens(bulk, live, parts.opened.audit, past, auditor),
+        load=LoadScreen(due, parts.recent, parts.lateness_history),
+        refused=RefusedScreens(letters, parts.deliveries, insight, auditor),
+        replay=ReplayScreens(letters, insight, auditor),
     )
     is_virtual = parts.travel is not None
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)
     return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks, auditor.refused)
 
 
+def _system(settings: Settings, parts: PageParts, broker: BrokerDesk, auditor: Auditor) -> SystemScreen:
+    return SystemScreen(
+        parts.timers,
+        parts.health,
+        settings.shown(),
+        settings.store_name,
+        lambda: parts.clock.held_step_s,
+        broker,
+        auditor,
+    )
+
+
+async def _forget_what_is_old(parts: PageParts) -> None:
+    """Keep to the retention of actions also where nobody does anything."""
+    while True:
+        with suppress(TransientError):
+            await parts.opened.audit.forget(parts.clock.now() - KEPT_FOR)
+        await asyncio.sleep(FORGET_EVERY_S)
+
+
+def bulk_desk(parts: PageParts) -> BulkDesk:
+    """Return what runs jobs; whoever runs it owns them."""
+    return BulkDesk(
+        parts.timers,
+        parts.opened.store.insight,
+        now=parts.clock.now,
+        elapsed_s=parts.elapsed_s,
+        chance=parts.chance,
+    )
+
+
 def _desk(parts: PageParts) -> FiguresDesk:
     insight = parts.opened.store.insight
     return FiguresDesk(parts.timers, insight, parts.health, parts.clock.now, parts.elapsed_s)
+
+
+def _due(parts: PageParts) -> DueDesk:
+    return DueDesk(parts.opened.store.insight, parts.elapsed_s)
 
 
 def _place(settings: Settings) -> Place:

@@ -1,15 +1,21 @@
 """The real service with something to show."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 from tests.browser.prefix_proxy import PrefixProxy
 from tests.support import messages
-from tests.support.broker import NatsServer, free_port
+from tests.support.broker import NatsServer
+from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 from tests.support.world import World
 from timer_client import Timers
@@ -56,9 +62,24 @@ class Site:
         start = f"http://127.0.0.1:{self.port}" if place == "root" else self.proxy.url
         return f"{start}/ui/{screen}"
 
+    async def get(self, screen: str) -> Any:
+        """Return a screen as JSON."""
+        return await asyncio.to_thread(_asked, Request(self.address(screen)))
+
+    async def post(self, to: str, form: dict[str, str]) -> Any:
+        """Send a form, and return the screen that follows, as JSON."""
+        body = urlencode(form).encode()
+        request = Request(self.address(f"{to}?format=json"), body, {"sec-fetch-site": "same-origin"})
+        return await asyncio.to_thread(_asked, request)
+
     def timers(self, tenant: str) -> Timers:
         """Return a tenant's client."""
         return Timers(self.world.client, tenant=tenant, prefix=SUBJECTS)
+
+
+def _asked(request: Request) -> Any:
+    with urlopen(request, timeout=PATIENCE_S) as reply:
+        return json.load(reply)
 
 
 @asynccontextmanager
@@ -99,5 +120,15 @@ async def _furnish(site: Site) -> None:
     await asyncio.gather(*(acme.wait(f"paid-{each}") for each in range(12)))
     for number, body in enumerate(HOSTILE_BODIES):
         await site.world.send_raw(f"{SUBJECTS}.commands.acme.ScheduleTimer", body, f"bad-{number}")
+    await _run_a_job(site)
     zoneless = messages.schedule("acme", "no-zone", "2030-01-01T09:00:00")
     await site.world.send(zoneless)
+
+
+async def _run_a_job(site: Site) -> None:
+    """Have one job to show: its number is the first, because nothing was done on the page before."""
+    form = {"action": "move", "by": "1h", "tenant": "initech", "count": "50", "reason": "<b>a test</b>"}
+    await site.post("bulk-start", form)
+    async with asyncio.timeout(PATIENCE_S):
+        while (await site.get("job?n=1&format=json"))["job"]["isRunning"]:
+            await asyncio.sleep(0.02)

@@ -34,6 +34,28 @@ async def test_a_hostile_id_can_be_typed_to_find_its_timer(browser: Browser, sit
             await expect(page.locator("h1 .id")).to_have_text(printable(hostile))
 
 
+async def test_hostile_ids_that_are_selected_are_text_and_are_found_again(
+    browser: Browser, site: Site
+) -> None:
+    async with open_page(browser) as page:
+        await page.goto(site.address("timers?tenant=acme&correlation=hostile"))
+        await page.get_by_role("checkbox", name="Select all on this page").check()
+        await page.get_by_role("button", name="Cancel…").click()
+
+        await expect(page.locator(".health")).to_contain_text(f"{len(HOSTILE_IDS)} timers would be")
+        shown = await page.locator("td .id").all_inner_texts()
+        assert sorted(shown) == sorted(printable(each) for each in HOSTILE_IDS)
+
+
+async def test_hostile_bodies_are_text(browser: Browser, site: Site) -> None:
+    async with open_page(browser) as page:
+        for letter in (await site.get("refused?tenant=acme&format=json"))["letters"]:
+            await page.goto(site.address(f"letter?n={letter['number']}"))
+            await page.get_by_role("button", name="Check").click()
+
+            await expect(page.get_by_role("heading", level=1)).to_have_text(f"Letter {letter['number']}")
+
+
 async def test_hostile_parameters_are_refused_as_text(browser: Browser, site: Site) -> None:
     kept = [each.decode("utf-8", "replace") for each in corpus.load("identifier")]
     texts = sorted({*HOSTILE_IDS, *kept}, key=len)

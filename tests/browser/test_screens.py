@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.screens import SCREENS, SHOTS, violations
+from tests.browser.screens import SCREENS, keep_picture, violations
 from tests.browser.site import Site
 from tests.browser.watched import Theme, open_page
 
@@ -16,7 +16,7 @@ async def test_a_screen_is_accessible(name: str, theme: Theme, browser: Browser,
 
         found = await violations(page)
 
-        await page.screenshot(path=SHOTS / f"{name}-{theme}.png", full_page=True)
+        await keep_picture(page, f"{name}-{theme}")
         assert found == []
 
 
@@ -35,13 +35,25 @@ async def test_every_screen_is_one_click_away(script: bool, place: str, browser:
         assert len(names) == len([path for path in SCREENS.values() if "?" not in path])
 
 
+@pytest.mark.parametrize("place", ["root", "prefix"])
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+async def test_every_screen_opens_without_a_complaint(
+    script: bool, place: str, browser: Browser, site: Site
+) -> None:
+    async with open_page(browser, script=script) as page:
+        for path in SCREENS.values():
+            await page.goto(site.address(path, place))
+
+            await expect(page.get_by_role("heading", level=1)).to_have_count(1)
+
+
 @pytest.mark.parametrize("name", SCREENS)
 async def test_a_screen_fits_a_narrow_window_and_400_percent(name: str, browser: Browser, site: Site) -> None:
     # 1280 pixels at 400 % are 320.
     async with open_page(browser, viewport={"width": 320, "height": 640}) as page:
         await page.goto(site.address(SCREENS[name]))
 
-        await page.screenshot(path=SHOTS / f"{name}-narrow.png", full_page=True)
+        await keep_picture(page, f"{name}-narrow")
         assert await _overflow(page) == []
 
 
@@ -52,7 +64,7 @@ async def test_a_screen_keeps_still_and_keeps_its_edges_in_forced_colours(
     async with open_page(browser, forced_colors="active", reduced_motion="reduce") as page:
         await page.goto(site.address(SCREENS[name]))
 
-        await page.screenshot(path=SHOTS / f"{name}-forced.png", full_page=True)
+        await keep_picture(page, f"{name}-forced")
         assert await page.evaluate("document.getAnimations().length") == 0
 
 

@@ -10,7 +10,8 @@ from playwright.async_api import Browser, expect
 from tests.browser.prefix_proxy import PrefixProxy
 from tests.browser.site import PREFIX
 from tests.browser.watched import open_context
-from tests.support.broker import NatsServer, free_port
+from tests.support.broker import NatsServer
+from tests.support.ports import free_port
 from tests.support.world import World
 
 KEY = "a-key-that-opens-the-page-for-everybody"

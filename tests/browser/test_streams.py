@@ -11,7 +11,8 @@ from playwright.async_api import Browser, expect
 from tests.browser.prefix_proxy import PrefixProxy
 from tests.browser.site import Site
 from tests.browser.watched import open_context, open_page
-from tests.support.broker import NatsServer, free_port
+from tests.support.broker import NatsServer
+from tests.support.ports import free_port
 from tests.support.world import World
 
 MANY_TABS = 7
@@ -55,10 +56,10 @@ async def test_a_lost_stream_is_said_and_comes_back(browser: Browser, line: Pref
         complaints.ignore("ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION")
 
 
-async def test_a_burst_is_watched_live(browser: Browser, site: Site) -> None:
+async def test_a_burst_is_watched_live_behind_a_prefix(browser: Browser, site: Site) -> None:
     timers = site.timers("burst")
     async with open_page(browser) as page:
-        await page.goto(site.address())
+        await page.goto(site.address(place="prefix"))
         pending = page.locator("[data-live=pending]")
         before = await pending.inner_text()
 

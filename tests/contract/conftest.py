@@ -1,44 +1,29 @@
 """The adapters that must keep the contract: a new one is one more entry here."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.support.clients import CLIENTS, Desk
 from tests.support.lines import BUSES, Line
-from tests.support.postgres import open_postgres_in_step
-from timer_service.adapters.sqlite.opening import open_sqlite_store
-from timer_service.ports.timer_store import TimerStore
-from timer_service.testing import START, ManualClock, MemoryTimerStore
-
-OpenStore = Callable[[Path], AbstractAsyncContextManager[TimerStore]]
+from tests.support.stores import KINDS, open_kind
+from timer_service.stores import OpenedStore, Store
+from timer_service.testing import ManualClock
 
 
-@asynccontextmanager
-async def _open_memory(_: Path) -> AsyncIterator[TimerStore]:
-    yield MemoryTimerStore()
+@pytest.fixture(params=KINDS)
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[OpenedStore]:
+    """An empty store of each kind, with all that is kept beside the timers."""
+    async with open_kind(request.param, tmp_path) as each:
+        yield each
 
 
-@asynccontextmanager
-async def _open_sqlite(folder: Path) -> AsyncIterator[TimerStore]:
-    async with open_sqlite_store(folder / "timers.db", lambda: START) as store:
-        yield store
-
-
-def _open_postgres(_: Path) -> AbstractAsyncContextManager[TimerStore]:
-    return open_postgres_in_step(START)
-
-
-STORES: dict[str, OpenStore] = {"memory": _open_memory, "sqlite": _open_sqlite, "postgres": _open_postgres}
-
-
-@pytest.fixture(params=list(STORES))
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TimerStore]:
+@pytest.fixture
+def store(opened: OpenedStore) -> Store:
     """An empty timer store of each kind."""
-    async with STORES[request.param](tmp_path) as opened:
-        yield opened
+    return opened.store
 
 
 PATIENT_S = 60.0

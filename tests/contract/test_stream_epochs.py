@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import pytest
 
-from tests.support.postgres import fresh_schema
+from tests.support.postgres import migrated_schema
 from tests.support.timers import ACME, at, call, cancel, schedule
 from timer_service.adapters.migrations import load_migrations
 from timer_service.adapters.postgres.opening import open_postgres_store
@@ -92,7 +92,7 @@ async def test_epochs_outlive_a_restart_on_sqlite(tmp_path: Path) -> None:
 
 async def test_instances_that_share_a_database_share_its_epochs() -> None:
     async with (
-        fresh_schema() as url,
+        migrated_schema() as url,
         open_postgres_store(url, lambda: at(0)) as one,
         open_postgres_store(url, lambda: at(0)) as other,
     ):

@@ -1,68 +1,31 @@
 """What every insight into a store promises; ports/timer_insight.py says it in words."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
-from typing import Protocol
+from dataclasses import replace
 
 import pytest
 
-from tests.support.postgres import open_postgres_in_step
 from tests.support.timers import ACME, GLOBEX, at, call, cancel, correlation, schedule
-from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.domain.callback import Callback
 from timer_service.domain.messages import DueTimeReached, TenantId
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import TimerFilter, TimerInsight
-from timer_service.ports.timer_store import TimerStore
-from timer_service.testing import START, MemoryTimerStore
+from timer_service.ports.timer_insight import Glance, Shares, TimerFilter, TimerInsight
+from timer_service.stores import Store
 
 NAMES = ("a", "b", "c", "d", "ü")
 """Of timers that each tenant has, two of them at the same moment."""
 TENANTS = (TenantId("Zulu"), ACME, GLOBEX)
 
 
-class Store(TimerStore, Protocol):
-    """A timer store with the insight beside it."""
-
-    @property
-    def insight(self) -> TimerInsight: ...
-
-
-@asynccontextmanager
-async def _memory(_: Path) -> AsyncIterator[Store]:
-    yield MemoryTimerStore()
-
-
-@asynccontextmanager
-async def _sqlite(folder: Path) -> AsyncIterator[Store]:
-    async with open_sqlite_store(folder / "timers.db", lambda: START) as store:
-        yield store
-
-
-@asynccontextmanager
-async def _postgres(_: Path) -> AsyncIterator[Store]:
-    async with open_postgres_in_step(START) as store:
-        yield store
-
-
-OPEN: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
-    "memory": _memory,
-    "sqlite": _sqlite,
-    "postgres": _postgres,
-}
-
-
-@pytest.fixture(params=list(OPEN))
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+@pytest.fixture
+async def store(store: Store) -> Store:
     """A store of each kind with five timers of each of three tenants, due after 60, 120 … 240 and 240 s."""
-    async with OPEN[request.param](tmp_path) as opened:
-        commands = [
-            schedule(name, 60 * min(nth + 1, 4), tenant=tenant, correlation=f"of-{name}")
-            for tenant in TENANTS
-            for nth, name in enumerate(NAMES)
-        ]
-        await opened.apply(commands, at(0))
-        yield opened
+    commands = [
+        schedule(name, 60 * min(nth + 1, 4), tenant=tenant, correlation=f"of-{name}")
+        for tenant in TENANTS
+        for nth, name in enumerate(NAMES)
+    ]
+    await store.apply(commands, at(0))
+    return store
 
 
 ALL = TimerFilter()
@@ -109,6 +72,42 @@ async def test_the_load_is_what_is_scheduled_between_neighbouring_moments(store:
     assert list(await store.insight.load(edges, frozenset({ACME}))) == [0, 1, 2, 2]
     assert list(await store.insight.load(edges, frozenset({ACME, GLOBEX}))) == [0, 2, 4, 4]
     assert list(await store.insight.load(edges, frozenset({TenantId("none")}))) == [0, 0, 0, 0]
+
+
+async def over_http(store: Store, name: str, due_s: float) -> None:
+    request = replace(schedule(name, due_s), callback=Callback("https://shop.example/hooks"))
+    await store.decide([request], at(0))
+
+
+async def test_shares_are_of_both_sinks_and_name_those_who_have_the_most(store: Store) -> None:
+    await over_http(store, "http", 61)
+
+    zulu = TENANTS[0]
+    assert await store.insight.shares(at(60), at(121), 5) == Shares(7, {ACME: 3, zulu: 2, GLOBEX: 2})
+    assert await store.insight.shares(at(60), at(121), 2) == Shares(7, {ACME: 3, zulu: 2})
+    assert await store.insight.shares(at(241), at(999), 5) == Shares(0, {})
+
+
+async def test_a_glance_shows_what_each_tenant_has_to_come(store: Store) -> None:
+    await over_http(store, "http", 30)
+
+    found = await store.insight.glance([GLOBEX, ACME, TenantId("none")], at(121), at(240), 3)
+
+    assert list(found) == [
+        Glance(GLOBEX, 3, 2, 1, at(60)),
+        Glance(ACME, 3, 3, 1, at(30)),
+        Glance(TenantId("none"), 0, 0, 0, None),
+    ]
+
+
+async def test_timers_are_read_by_their_keys_as_far_as_there_are_any(store: Store) -> None:
+    keys = [(ACME, call("ü")), (GLOBEX, call("a")), (ACME, call("none")), (TenantId("none"), call("a"))]
+
+    found = await store.insight.get(keys)
+
+    assert list(found) == keys[:2]
+    assert [timer.key for timer in found.values()] == keys[:2]
+    assert await store.insight.get([]) == {}
 
 
 async def test_an_id_is_found_with_every_tenant_that_may_be_seen(store: Store) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contract.conftest import STORES
+from tests.support.stores import KINDS, open_kind
 from tests.support.timers import (
     ACME,
     GLOBEX,
@@ -1205,14 +1205,14 @@ async def _take(store: TimerStore, steps: list[_Step]) -> list[object]:
     return seen
 
 
-@pytest.mark.parametrize("name", [name for name in STORES if name != "memory"])
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "memory"])
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(steps=_steps)
 def test_any_history_reads_as_it_does_in_memory(name: str, steps: list[_Step]) -> None:
     async def compare() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with STORES[name](Path(folder)) as store:
-                found = await _take(store, steps)
+            async with open_kind(name, Path(folder)) as opened:
+                found = await _take(opened.store, steps)
         assert found == await _take(MemoryTimerStore(), steps)
 
     asyncio.run(compare())

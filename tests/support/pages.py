@@ -11,8 +11,10 @@ from timer_service.adapters.no_broker import NoBroker
 from timer_service.config import Settings
 from timer_service.domain.api_keys import ALL_TENANTS, ApiKey, Scope, digest_of
 from timer_service.domain.messages import Command, TenantId
-from timer_service.page import PageParts, build_page
+from timer_service.page import PageParts, build_page, bulk_desk
+from timer_service.ports.audit import Action
 from timer_service.ports.health import Health, LatenessHistory, Recent
+from timer_service.ports.letter_box import LetterBox
 from timer_service.stores import OpenedStore
 from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.secrets import MemorySecretStore
@@ -22,6 +24,21 @@ SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
+class Notebook(MemoryAudit):
+    """A table of actions that can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[Exception | None] = []
+        """What becomes of the next notes."""
+
+    async def record(self, *actions: Action) -> int:
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
+        return await super().record(*actions)
+
+
 @dataclass
 class Pages:
     """A page, and whoever visits it."""
@@ -29,25 +46,31 @@ class Pages:
     settings: dict[str, Any] = field(default_factory=dict)
     site: Site = field(default_factory=Site)
     is_dev: bool = False
+    audit: Notebook = field(default_factory=Notebook)
+    health: Health = field(default_factory=lambda: Health(None, {}))
+    letters: LetterBox | None = None
 
     async def open(self) -> "Pages":
         await self.site.open()
         store, clock = self.site.store, self.site.clock
         self.parts = PageParts(
-            opened=OpenedStore(store, MemorySecretStore(), self.site.keys, MemoryAudit()),
+            opened=OpenedStore(store, MemorySecretStore(), self.site.keys, self.audit),
             timers=self.site.timers,
             deliveries=self.site.deliveries,
             explanations=explanations(store, clock),
-            letters=NoBroker(store).letter_box,
+            letters=self.letters or NoBroker(store).letter_box,
+            broker=NoBroker(store).view,
             recent=lambda: Recent(0, 0, None, None),
             lateness_history=lambda: LatenessHistory((0.01, 1.0), ()),
-            health=lambda: Health(None, {}),
+            health=lambda: self.health,
             clock=clock,
             elapsed_s=lambda: clock.elapsed_s,
             chance=lambda: 0.5,
             is_dev=self.is_dev,
         )
-        self.app = build_page(Settings(**{"page_port": 8070, **self.settings}), self.parts)
+        self.bulk = bulk_desk(self.parts)
+        settings = Settings(**{"page_port": 8070, **self.settings})
+        self.app = build_page(settings, self.parts, bulk=self.bulk)
         return self
 
     async def have(self, *commands: Command) -> None:

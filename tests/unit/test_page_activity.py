@@ -6,10 +6,14 @@ from tests.support.explanations import explanations
 from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, GLOBEX, at
 from tests.unit.test_page_refused import ADMIN, rendered, visit
+from timer_client.subjects import Subjects
 from timer_service.adapters.http.pages.auditing import Auditor
+from timer_service.adapters.http.pages.letter_desk import LetterDesk
+from timer_service.adapters.http.pages.past import Past
 from timer_service.adapters.http.pages.screens.activity import ActivityScreen
 from timer_service.adapters.http.pages.screens.timer import TimerScreen
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role, User
+from timer_service.adapters.no_broker import NoBroker
 from timer_service.domain.errors import StoreBusy
 from timer_service.ports.audit import Action
 from timer_service.testing.audit import MemoryAudit
@@ -18,13 +22,15 @@ KEY = {"tenant": "acme", "id": "order-1"}
 
 
 class BrokenAudit(MemoryAudit):
-    async def record(self, action: Action) -> None:
+    async def record(self, *actions: Action) -> int:
         raise StoreBusy("locked")
 
 
 def timer_screen(site: Site, audit: MemoryAudit) -> TimerScreen:
     use_case = explanations(site.store, site.clock)
-    return TimerScreen(site.timers, site.deliveries, use_case, Auditor(audit, lambda: at(0)))
+    past, auditor = Past(audit, site.store.insight), Auditor(audit, lambda: at(0))
+    letters = LetterDesk(NoBroker(site.store).letter_box, site.timers, Subjects("timer"), auditor)
+    return TimerScreen(site.timers, site.deliveries, use_case, letters, past, auditor)
 
 
 async def shown(audit: MemoryAudit, user: User = ADMIN) -> list[dict[str, Any]]:
@@ -40,15 +46,32 @@ async def test_a_cancellation_can_be_taken_back_from_what_was_noted() -> None:
         screen = timer_screen(site, audit)
         await screen.cancel(visit(form={**KEY, "reason": "a <b>mistake</b>"}))
         [action] = await shown(audit)
-        await screen.move(visit(form={**KEY, "due": action["undo_due"]}))
+        await screen.undo(visit(form={"n": str(action["number"])}))
         timer = (await site.ask("GET", "/v1/timers/order-1")).json["timer"]
 
     assert (action["actor"], action["role"], action["outcome"]) == ("root", "admin", "cancelled")
     assert action["before"] == "Scheduled, due 2026-01-01T12:02:00.000Z, generation 1"
+    assert action["after"] == "Cancelled, due 2026-01-01T12:02:00.000Z, generation 1"
     assert (timer["state"], timer["dueAt"]) == ("Scheduled", "2026-01-01T12:02:00.000Z")
     newest = (await shown(audit))[0]
-    assert (newest["action"], newest["outcome"], newest["undo_due"]) == ("move", "scheduled", None)
-    assert "<b>mistake" not in rendered(await ActivityScreen(audit).show(visit()))
+    assert (newest["action"], newest["outcome"], newest["undo_due"]) == ("undo", "scheduled", None)
+    assert "<b>mistake" not in await rendered(await ActivityScreen(audit).show(visit()))
+
+
+async def test_what_has_changed_since_is_not_undone() -> None:
+    audit = MemoryAudit()
+    async with open_site() as site:
+        await site.ask("PUT", "/v1/timers/order-1", {"dueAt": "2026-01-01T12:02:00Z"})
+        screen = timer_screen(site, audit)
+        await screen.move(visit(form={**KEY, "due": "2026-01-01T12:03:00Z"}))
+        await screen.move(visit(form={**KEY, "due": "2026-01-01T12:04:00Z"}))
+        newest, older = await shown(audit)
+
+        done = [await screen.undo(visit(form={"n": str(each["number"])})) for each in (older, newest)]
+        timer = (await site.ask("GET", "/v1/timers/order-1")).json["timer"]
+
+    assert [each.to.rpartition("=")[2] for each in done] == ["changed", "rescheduled"]
+    assert timer["dueAt"] == "2026-01-01T12:03:00.000Z"
 
 
 async def test_an_action_stands_although_it_cannot_be_noted() -> None:

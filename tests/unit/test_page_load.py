@@ -1,21 +1,38 @@
 """Load: what is going to be due, whether it can be fired in time, and how late timers were."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, schedule
 from tests.unit.test_page_refused import ADMIN, rendered, visit
 from timer_service.adapters.http.pages.charts import HEIGHT, bar_chart, bound_text, heat_map
+from timer_service.adapters.http.pages.counting import DueDesk
+from timer_service.adapters.http.pages.render import written
 from timer_service.adapters.http.pages.screens.load import LoadScreen, summary
-from timer_service.adapters.http.pages.visit import SCOPES_OF, PageError, Role, User
+from timer_service.adapters.http.pages.visit import SCOPES_OF, Look, PageError, Role, User
+from timer_service.domain.errors import StoreBusy, TransientError
 from timer_service.domain.forecast import Span, edges, forecast
 from timer_service.observability.recent import RecentWork
 from timer_service.ports.health import LatenessHistory, LatenessMinute, Recent
+from timer_service.ports.timer_insight import Shares
 from timer_service.testing import MemoryTimerStore
+from timer_service.testing.insight import MemoryInsight
 
 NOW = at(0)
+BERLIN = Look(zone_name="Europe/Berlin", zone=ZoneInfo("Europe/Berlin"))
+
+
+def told_at(moment: datetime) -> str:
+    return written(moment, BERLIN)
+
+
 MINUTE = timedelta(minutes=1)
 QUIET = LatenessHistory((0.01, 1.0), ())
 
@@ -58,19 +75,20 @@ def test_without_a_measured_pace_nothing_is_predicted() -> None:
     found = ahead(10**6, 5)
 
     assert [(step.backlog, step.late_s) for step in found.steps] == [(0, 0.0), (0, 0.0)]
-    assert "not measured yet" in summary(found, NOW)
+    assert "not measured yet" in summary(found, told_at)
 
 
 def test_the_summary_names_the_peak_and_the_lateness() -> None:
-    assert summary(ahead(0, 0), NOW) == "Nothing is due in this time."
-    assert summary(ahead(1, 900, capacity=10), NOW) == (
-        "901 timers due; the most in 1 min is 900, from 12:01:00 UTC. Up to 10 per second were fired. "
-        "The last ones before 12:02:00 UTC are about 30 s late."
+    assert summary(ahead(0, 0), told_at) == "Nothing is due in this time."
+    assert summary(ahead(1, 900, capacity=10), told_at) == (
+        "901 timers due; the most in 1 min is 900, from 2026-01-01 13:01:00.000 CET (Europe/Berlin). "
+        "Up to 10 per second were fired. "
+        "The last ones before 2026-01-01 13:02:00.000 CET (Europe/Berlin) are about 30 s late."
     )
-    assert summary(ahead(300, capacity=10), NOW).endswith(
+    assert summary(ahead(300, capacity=10), told_at).endswith(
         "unless a step is due all at once: then up to 30 s."
     )
-    assert summary(ahead(300, capacity=1000), NOW).endswith("Nothing is expected to be late.")
+    assert summary(ahead(300, capacity=1000), told_at).endswith("Nothing is expected to be late.")
 
 
 def test_bars_are_stacked_and_fill_the_chart() -> None:
@@ -122,32 +140,100 @@ def test_lateness_is_remembered_by_the_minute() -> None:
     assert recent.summary().peak_per_s == 3
 
 
-async def open_load(peak: int = 0) -> LoadScreen:
+@asynccontextmanager
+async def open_load(peak: int = 0) -> AsyncIterator[LoadScreen]:
     store = MemoryTimerStore()
     mine = [schedule(f"a-{n}", 30 + n, number=n + 1) for n in range(3)]
     await store.apply([*mine, schedule("g-1", 90, tenant=GLOBEX, number=9)], NOW)
-    return LoadScreen(store.insight, lambda: Recent(0, 0, None, None, peak), lambda: QUIET, lambda: 0.0)
+    desk = DueDesk(store.insight, lambda: 0.0, wait_s=PATIENCE_S)
+    async with desk.running():
+        yield LoadScreen(desk, lambda: Recent(0, 0, None, None, peak), lambda: QUIET)
 
 
 async def test_the_screen_shows_whose_timers_are_due() -> None:
-    screen = await (await open_load(peak=1000)).show(visit())
-    page = rendered(screen)
+    async with open_load(peak=1000) as load:
+        screen = await load.show(visit())
+    page = await rendered(screen)
 
     assert [(row["total"], row["by_tenant"]) for row in screen.model["steps"]] == [
         (3, [("acme", 3)]),
         (1, [("globex", 1)]),
     ]
     assert "3 due, 2026-01-01 12:00:00.000 UTC" in page
+    assert "As of 2026-01-01 12:00:00.000 UTC" in page
     assert "Nothing is expected to be late." in page
 
 
 async def test_a_visitor_of_one_tenant_sees_the_load_of_that_one_only() -> None:
-    load = await open_load()
-    mine = await load.show(visit(User("kim", SCOPES_OF[Role.VIEWER], frozenset({ACME}))))
-    with pytest.raises(PageError):
-        await load.show(visit(User("kim", SCOPES_OF[Role.VIEWER], frozenset({ACME})), tenant="globex"))
-    with pytest.raises(PageError, match="span"):
-        await load.show(visit(ADMIN, span="year"))
+    async with open_load() as load:
+        mine = await load.show(visit(User("kim", SCOPES_OF[Role.VIEWER], frozenset({ACME}))))
+        with pytest.raises(PageError):
+            await load.show(visit(User("kim", SCOPES_OF[Role.VIEWER], frozenset({ACME})), tenant="globex"))
+        with pytest.raises(PageError, match="span"):
+            await load.show(visit(ADMIN, span="year"))
 
     assert [row["by_tenant"] for row in mine.model["steps"]] == [[("acme", 3)]]
     assert mine.model["heat"] is None
+
+
+class SlowInsight(MemoryInsight):
+    """An insight that answers when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.answers = asyncio.Event()
+        self.asked = 0
+        self.error: TransientError | None = None
+
+    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+        self.asked += 1
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        return Shares(7, {ACME: 7})
+
+
+async def test_nobody_waits_for_a_long_count_and_the_next_visit_shows_it() -> None:
+    insight, elapsed = SlowInsight(), [0.0]
+    hasty, patient = (DueDesk(insight, lambda: elapsed[0], wait_s=wait_s) for wait_s in (0, PATIENCE_S))
+    load = LoadScreen(hasty, lambda: Recent(0, 0, None, None), lambda: QUIET)
+    async with hasty.running(), patient.running():
+        first = await load.show(visit())
+        insight.answers.set()
+        counted = await patient.due(NOW, Span.HOUR, None)
+        while not (second := await load.show(visit())).model["steps"]:
+            await asyncio.sleep(0)
+
+    assert "being counted" in await rendered(first)
+    assert (first.headers, second.headers) == ({"refresh": "1"}, {})
+    assert counted is not None
+    assert second.model["steps"][0]["total"] == counted.totals[0] == 7
+
+
+async def test_a_count_is_shared_for_a_while_and_the_older_one_stands_where_the_store_is_busy() -> None:
+    insight, elapsed = SlowInsight(), [0.0]
+    insight.answers.set()
+    desk = DueDesk(insight, lambda: elapsed[0], wait_s=PATIENCE_S)
+    async with desk.running():
+        first = await desk.due(NOW, Span.HOUR, None)
+        again = await desk.due(at(1), Span.HOUR, None)
+        elapsed[0], insight.error = 60.0, StoreBusy("locked")
+        older = await desk.due(at(60), Span.HOUR, None)
+        insight.error = None
+        newer = await desk.due(at(60), Span.HOUR, None)
+
+    assert first is again is older
+    assert newer is not None
+    assert (newer.at, insight.asked) == (at(60), 60 + 1 + 60)
+
+
+async def test_a_count_of_another_hour_is_not_shown() -> None:
+    insight, elapsed = SlowInsight(), [0.0]
+    insight.answers.set()
+    desk = DueDesk(insight, lambda: elapsed[0], wait_s=PATIENCE_S)
+    async with desk.running():
+        await desk.due(NOW, Span.HOUR, None)
+        elapsed[0], insight.error = 600.0, StoreBusy("locked")
+        found = [await desk.due(moment, Span.HOUR, None) for moment in (at(60), at(600), at(-1))]
+
+    assert [each is None for each in found] == [False, True, True]

@@ -15,6 +15,7 @@ from timer_service.adapters.http.pages import letters as reading
 from timer_service.adapters.http.pages.app import Looks
 from timer_service.adapters.http.pages.assets import Assets
 from timer_service.adapters.http.pages.auditing import Auditor
+from timer_service.adapters.http.pages.letter_desk import LetterDesk
 from timer_service.adapters.http.pages.render import Renderer
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.visit import (
@@ -64,15 +65,9 @@ def visit(
 
 
 def screens(site: Site, *letters: Letter, error: Exception | None = None) -> RefusedScreens:
-    box = MemoryLetterBox(*letters, error=error)
-    return RefusedScreens(
-        box,
-        site.timers,
-        site.deliveries,
-        site.store.insight,
-        Subjects("timer"),
-        Auditor(MemoryAudit(), lambda: at(0)),
-    )
+    auditor = Auditor(MemoryAudit(), lambda: at(0))
+    desk = LetterDesk(MemoryLetterBox(*letters, error=error), site.timers, Subjects("timer"), auditor)
+    return RefusedScreens(desk, site.deliveries, site.store.insight, auditor)
 
 
 @pytest.mark.parametrize(
@@ -142,19 +137,6 @@ async def test_an_edited_message_is_checked_and_then_carried_out() -> None:
     assert timer.due_at.isoformat() == "2026-07-01T09:00:00+00:00"
 
 
-async def test_one_correction_repairs_a_whole_group_and_tells_of_each() -> None:
-    async with open_site() as site:
-        refused = screens(site, letter(1), letter(2), letter(3, body=message("order-3", "tomorrow")))
-        form = {"tenant": "acme", "reason": "invalid", "field": "payload.dueAt", "fix": "utc", "count": "3"}
-
-        shown = await refused.replay_group(visit(form=form))
-        with pytest.raises(PageError) as outdated:
-            await refused.replay_group(visit(form={**form, "count": "2"}))
-
-    assert shown.model["counts"] == {"skipped": 1, "scheduled": 2}
-    assert outdated.value.status == 409
-
-
 async def test_a_visitor_of_one_tenant_sees_and_sends_nothing_of_another() -> None:
     theirs = User("kim", SCOPES_OF[Role.ADMIN], frozenset({GLOBEX}))
     foreign = letter(2, body=message("order-2", "2026-07-01T09:00:00Z"), tenant_id=GLOBEX)
@@ -189,13 +171,13 @@ async def test_hostile_bodies_are_shown_as_text() -> None:
         shown = [await refused.show(visit()), await refused.letter(visit(n="1"))]
 
     for screen in shown:
-        page = rendered(screen)
+        page = await rendered(screen)
         assert "<script>alert" not in page
         assert "<b>bold" not in page
-    assert "&lt;/textarea&gt;&lt;script&gt;" in rendered(shown[1])
+    assert "&lt;/textarea&gt;&lt;script&gt;" in await rendered(shown[1])
 
 
-def rendered(screen: Screen) -> str:
+async def rendered(screen: Screen) -> str:
     chrome = {
         "title": "x",
         "command": "",
@@ -211,4 +193,4 @@ def rendered(screen: Screen) -> str:
         "now": at(0),
         "running_version": "1",
     }
-    return Renderer(Assets()).html(screen.template, screen.model, chrome).decode()
+    return (await Renderer(Assets()).html(screen.template, screen.model, chrome)).decode()

@@ -2,23 +2,51 @@
 
 import asyncio
 import re
+from datetime import timedelta
 from html import unescape
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 
+from tests.support.documents import ROOT
+from tests.support.explanations import MemoryLetterBox
 from tests.support.pages import Pages, addresses
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
+from tests.unit.test_page_refused import letter
 from timer_client.wire import format_time
 from timer_service.adapters.http.pages.figures import FiguresDesk
 from timer_service.adapters.http.pages.live import MAX_STREAMS, Live
+from timer_service.adapters.http.pages.refused_today import Refused, RefusedToday
+from timer_service.adapters.http.pages.screens.now import HEADINGS, OTHERWISE
 from timer_service.adapters.http.pages.visit import PageError
+from timer_service.domain.errors import RightMissing
 from timer_service.domain.messages import ServiceCallId
 from timer_service.domain.timer import TimerState
+from timer_service.ports.health import Health
 from timer_service.testing import START
+from timer_service.waiting import owned
 
 HOSTILE = ("<script>alert(1)</script>", "a\"b'c", "/../%2F+#?&x=1", "rtl\u202eevil", "{{7*7}}", "日本-ü")
+STRANGE = (
+    *("", " ", "\x00", "\ud800", "-1", "0", "9" * 40, "1--100000000", "1e999", "NaN", "٣", "null", "[]"),
+    *(
+        "0001-01-01T00:00:00+14:00",
+        "9999-12-31T23:59:59-14:00",
+        "10000-01-01",
+        "2026-02-30T00:00Z",
+        "T",
+        "a" * 5_000,
+    ),
+    *(
+        "2026-01-01T12:00:00.000Z acme",
+        "2026-01-01T12:00:00.000Z acme x",
+        "../../etc/passwd",
+        "json",
+        "undo",
+        "move",
+    ),
+)
 SCREENS = (
     "",
     "timers",
@@ -76,6 +104,53 @@ async def test_every_screen_is_json_too(pages: Pages) -> None:
         reply = await pages.get(path + ("&" if "?" in path else "?") + "format=json")
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
         assert isinstance(reply.json, dict)
+
+
+async def test_what_is_wrong_names_the_heading_that_helps(pages: Pages) -> None:
+    runbook = (ROOT / "docs" / "runbook.md").read_text("utf-8").splitlines()
+    assert {*HEADINGS.values(), OTHERWISE} <= {line.removeprefix("### ") for line in runbook}
+    troubled = await Pages(health=Health(None, {"broker": "gone <b>away</b>"}, {"odd": "look"})).open()
+
+    shown = (await troubled.get("?format=json")).json["problems"]
+    page = (await troubled.get()).body.decode()
+
+    assert [each["anchor"] for each in shown] == [
+        "docs/runbook.md#timerbrokerdisconnected",
+        "docs/runbook.md#it-starts-but-is-not-ready",
+    ]
+    assert "<b>away" not in page
+
+
+async def test_what_was_refused_today_is_counted_by_reason_and_within_ones_tenants() -> None:
+    midnight = at(0).replace(hour=0)
+    since: dict[str, Any] = {"received_at": midnight}
+    letters = [letter(1, **since), letter(2, reason="not_json", tenant_id=GLOBEX, **since)]
+    box = MemoryLetterBox(*letters, letter(3, received_at=midnight - timedelta(seconds=1)))
+    today = RefusedToday(box, lambda: 0.0)
+
+    assert await today.count(None, midnight) == Refused({"invalid": 1, "not_json": 1})
+    assert await today.count(frozenset({GLOBEX}), midnight) == Refused({"not_json": 1})
+    assert (
+        await RefusedToday(MemoryLetterBox(error=RightMissing("x")), lambda: 0.0).count(None, midnight)
+        is None
+    )
+
+
+async def test_ids_that_begin_so_are_found_in_every_tenant_that_one_may_see(pages: Pages) -> None:
+    await pages.have(schedule("order-7"), schedule("order-8", tenant=GLOBEX))
+
+    shown = (await pages.get("find?id=order-&format=json")).json["similar"]
+
+    assert [each["serviceCallId"] for each in shown] == ["order-7", "order-8"]
+
+
+async def test_what_is_done_to_the_clock_and_in_dev_is_noted(pages: Pages) -> None:
+    await pages.post("accept-clock-step")
+    await pages.post("schedule", {"tenant": "acme", "id": "tried", "delay": "5"})
+
+    noted = (await pages.get("activity?format=json")).json["actions"]
+
+    assert [each["action"] for each in noted] == ["schedule", "accept clock step"]
 
 
 async def test_a_list_is_read_to_its_end_and_back(pages: Pages) -> None:
@@ -233,3 +308,66 @@ async def _done(pages: Pages, to: str, form: dict[str, str]) -> str:
     reply = await pages.post(to, form)
     assert reply.status == 303, reply.body
     return parse_qs(urlsplit(reply.headers["location"]).query)["done"][0]
+
+
+async def test_while_a_long_list_is_written_other_work_goes_on() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    took = []
+    for count in (1, 50):
+        pages = await Pages().open()
+        await pages.have(*(schedule(f"order-{n}", 60 + n) for n in range(count)))
+        async with owned(others()):
+            before = turns
+            await pages.get("timers")
+            took.append(turns - before)
+
+    # A turn for every few rows, and not one for the whole list.
+    assert took[1] - took[0] >= 10
+
+
+PARAMETERS = (
+    *("id", "tenant", "state", "from", "to", "correlation", "after", "before", "format", "done"),
+    *("n", "fix", "reason", "field", "span", "action", "by", "job"),
+)
+
+
+@pytest.mark.parametrize("text", [*STRANGE, *HOSTILE], ids=repr)
+async def test_no_parameter_of_any_screen_is_more_than_text(text: str) -> None:
+    pages = await Pages(is_dev=True).open()
+    await pages.have(schedule("order-1"))
+    screens = [path for method, path in pages.app.routes if method == "GET" and not path.endswith("live")]
+
+    statuses = {
+        (screen, name): (
+            await pages.get(f"{screen}?{urlencode({name: text}, errors='surrogatepass')}")
+        ).status
+        for screen in screens
+        for name in PARAMETERS
+    }
+
+    assert {place: status for place, status in statuses.items() if status >= 500} == {}
+
+
+async def test_an_id_among_the_filters_is_looked_up_within_the_tenant(pages: Pages) -> None:
+    there = await pages.get(f"timers?id={quote(HOSTILE[0])}&tenant=acme")
+    found = await pages.get(there.headers["location"])
+    foreign = await pages.get(f"find?id={quote(HOSTILE[0])}&tenant=globex")
+
+    assert there.status == 303
+    assert found.headers["location"].startswith("timer?tenant=acme")
+    assert foreign.status == 404
+
+
+async def test_every_screen_shows_the_command_and_leads_to_its_json(pages: Pages) -> None:
+    for screen in ("", "timers", "load", "refused", "activity", "tenants", "system", "dev", "find?id=none"):
+        page = (await pages.get(screen)).body.decode()
+
+        assert re.search(r'<code id="command">(timer-service|curl) ', page), screen
+        assert "format=json" in page, screen

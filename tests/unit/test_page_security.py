@@ -185,6 +185,22 @@ async def test_five_tries_per_minute_are_enough(closed: Pages) -> None:
     assert (right.status, (await closed.post("login", {"key": PAGE_KEY})).status) == (429, 303)
 
 
+async def test_tries_count_for_whoever_a_trusted_proxy_names_and_otherwise_for_the_peer() -> None:
+    trusted = {"page_trusted_proxies": "10.0.0.0/24", "page_groups": "ops=admin", "page_key": PAGE_KEY}
+    pages = await Pages(trusted).open()
+
+    async def status(peer: str, forwarded: str) -> int:
+        headers = {**FORM, "sec-fetch-site": "same-origin", "x-forwarded-for": forwarded}
+        return (await pages.ask("POST", "login", b"key=wrong", headers, peer)).status
+
+    many = range(LOGINS_PER_MINUTE)
+    assert [await status("10.0.0.7", f"6.6.6.{n}, 192.0.2.1, 10.0.0.9") for n in many] == [401] * len(many)
+    assert await status("10.0.0.7", "192.0.2.1") == 429  # What is left of it, anybody may have written.
+    assert await status("10.0.0.7", "192.0.2.2") == 401
+    assert [await status("192.0.2.3", f"6.6.6.{n}") for n in many] == [401] * len(many)
+    assert await status("192.0.2.3", "7.7.7.7") == 429
+
+
 async def test_headers_of_a_proxy_are_believed_from_that_proxy_only() -> None:
     trusted = {"page_trusted_proxies": "10.0.0.0/24", "page_groups": "ops=admin,support=viewer:acme"}
     pages = await Pages(trusted).open()

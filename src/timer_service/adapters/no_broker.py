@@ -8,6 +8,7 @@ from typing import Final
 from timer_service.domain.epochs import newest_position
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import Event, Position, ServiceCallId, TenantId
+from timer_service.ports.broker_view import InstanceSeen, ReaderSeen, StreamSeen
 from timer_service.ports.command_source import NOTHING_WAITS, Backlog, CommandBatch
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.event_trail import Trail
@@ -79,6 +80,22 @@ class NoEventTrail:
         raise BusUnavailable("there is no broker (TIMER_BROKER_URL=none)")
 
 
+class NoBrokerView:
+    """A look around where there is nothing to see."""
+
+    async def streams(self) -> Sequence[StreamSeen]:
+        """Return nothing."""
+        return ()
+
+    async def readers(self) -> Sequence[ReaderSeen]:
+        """Return nobody."""
+        return ()
+
+    async def instances(self) -> Sequence[InstanceSeen]:
+        """Return nobody: without a broker nobody can be asked."""
+        return ()
+
+
 class NoBroker:
     """What stands in the place of a connection to a broker."""
 
@@ -90,6 +107,7 @@ class NoBroker:
         self.sink = NoEventSink()
         self.letter_box = NoLetterBox()
         self.event_trail = NoEventTrail()
+        self.view = NoBrokerView()
         self.warnings: dict[str, str] = {}
 
     @asynccontextmanager

@@ -8,18 +8,23 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def span_text(span: timedelta) -> str:
-    """Return a span in its two largest units: 2 h 13 min, 41 s, 4 ms."""
+    """Return a span as precisely as its length deserves: 2 h 13 min, 41 s, 4 ms."""
     ms = abs(span) // _MS
     if ms < 1_000:
         return f"{ms} ms"
     if ms < 10_000:
         return f"{ms / 1_000:.1f}".rstrip("0").removesuffix(".") + " s"
-    seconds, parts = ms // 1_000, list[str]()
+    return whole_span_text(span)
+
+
+def whole_span_text(span: timedelta) -> str:
+    """Return a span in its two largest units, and nothing below a second: 2 h 13 min, 41 s, 0 s."""
+    seconds, parts = abs(span) // timedelta(seconds=1), list[str]()
     for unit, size in _UNITS:
         count, seconds = divmod(seconds, size)
         if count or parts:
-            parts.append(f"{count} {unit}" if count else "")
-    return " ".join(part for part in parts[:2] if part)
+            parts.append(f"{count:,} {unit}" if count else "")
+    return " ".join(part for part in parts[:2] if part) or "0 s"
 
 
 def moment_text(moment: datetime, now: datetime) -> str:

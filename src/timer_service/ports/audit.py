@@ -1,6 +1,6 @@
 """Who did what on the page: kept for a while, and never changed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -28,6 +28,10 @@ class Action:
     outcome: str
     reason: str = ""
     """What they gave as a reason, or why it was refused."""
+    job: int | None = None
+    """The number of the action that began it; None if it was done by itself."""
+    after: str = ""
+    """The timer as it was left, in the same words; empty if nothing was changed, or if that is not known."""
     number: int = 0
     """Its place among all; given when it is kept."""
 
@@ -35,12 +39,30 @@ class Action:
 class Audit(Protocol):
     """The table of actions. All may raise TransientError."""
 
-    async def record(self, action: Action) -> None:
-        """Keep an action, durably, and forget those that are older than KEPT_FOR by then."""
+    async def record(self, *actions: Action) -> int:
+        """Keep actions together, durably, and forget those that are older than KEPT_FOR by then.
+
+        Returns the number of the last one.
+        """
+        ...
+
+    async def forget(self, before: datetime) -> int:
+        """Forget what was done before a moment; return how many actions."""
+        ...
+
+    async def get(self, number: int) -> Action | None:
+        """Return one action."""
         ...
 
     async def page(
-        self, tenants: frozenset[TenantId] | None, before: int | None, limit: int
+        self, tenants: frozenset[TenantId] | None, before: int | None, limit: int, job: int | None = None
     ) -> Sequence[Action]:
-        """Return the newest actions with a number below `before`; only those of some tenants, or all."""
+        """Return the newest actions with a number below `before`; only those of some tenants, or all.
+
+        They are those of one job, or those that were done by themselves.
+        """
+        ...
+
+    async def tally(self, job: int) -> Mapping[tuple[str, str], int]:
+        """Count the actions of a job by action and outcome."""
         ...

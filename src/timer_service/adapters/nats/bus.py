@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from timer_service.adapters.nats.backlog import BacklogQuestions
+from timer_service.adapters.nats.broker_view import NatsBrokerView
 from timer_service.adapters.nats.event_trail import NatsEventTrail
 from timer_service.adapters.nats.inbox import Inbox
 from timer_service.adapters.nats.letter_box import NatsLetterBox
@@ -76,6 +77,7 @@ class NatsBus:
         )
         self.reader = reader = StreamReader(options)
         self.letter_box, self.event_trail = NatsLetterBox(options, reader), NatsEventTrail(options, reader)
+        self.view = NatsBrokerView(options, reader)
         parts = SessionParts(
             sending=((streams.events, self.sink), (streams.letters, self.letters)),
             receiving=(streams.commands, self.source),

@@ -32,6 +32,9 @@ MAX_LOOK_BYTES: Final = 8 * 1024 * 1024
 """As much as one look reads."""
 LOOK_PREFIX: Final = "timer-look-"
 """How the names of our own consumers begin, which are gone after a moment."""
+QUIET_S: Final = 0.25
+"""After this long without another answer, everybody has been heard that can be."""
+MAX_ANSWERS: Final = 1_000
 _LOOK: Final = re.compile(re.escape(LOOK_PREFIX) + "[0-9a-f]+")
 
 
@@ -73,8 +76,27 @@ class StreamReader:
 
     async def ends(self, stream: str) -> tuple[int, int]:
         """Return the first and the last sequence of a stream; the last is smaller if it is empty."""
-        state = (await self._ask(f"STREAM.INFO.{stream}", {})).get("state", {})
+        state = await self.state(stream)
         return int(state.get("first_seq", 1)), int(state.get("last_seq", 0))
+
+    async def state(self, stream: str) -> dict[str, Any]:
+        """Return what the broker tells of the messages of a stream."""
+        state: dict[str, Any] = (await self._ask(f"STREAM.INFO.{stream}", {})).get("state", {})
+        return state
+
+    async def ask_all(self, subject: str, question: bytes) -> list[bytes]:
+        """Return the answers of all who hear a question, as far as they come soon after one another."""
+        client = self._connected()
+        inbox = new_hidden_inbox(client)
+        try:
+            subscription = await client.subscribe(inbox, max_msgs=MAX_ANSWERS)
+            try:
+                await client.publish(subject, question, reply=inbox)
+                return await self._guarded(subject, _answers(subscription))
+            finally:
+                await subscription.unsubscribe()
+        except (NatsError, OSError, TimeoutError) as error:
+            raise BusUnavailable(f"{subject}: {reason(error)}") from error
 
     async def consumers(self, stream: str) -> list[dict[str, Any]]:
         """Return what the broker tells of all consumers of a stream."""
@@ -177,6 +199,17 @@ async def _gather(subscription: Any, count: int) -> list[Stored]:
             stored = message.metadata
             place = stored.sequence.stream
             found.append(Stored(place, stored.timestamp, message.subject, headers, message.data))
+    return found
+
+
+async def _answers(subscription: Any) -> list[bytes]:
+    found: list[bytes] = []
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while len(found) < MAX_ANSWERS:
+                found.append((await subscription.next_msg(timeout=QUIET_S)).data)
+    except TimeoutError:
+        pass  # These were all, or enough.
     return found
 
 

@@ -21,31 +21,57 @@ T = TypeVar("T")
 class SideFile:
     """Each use opens the file, which may not exist yet; nobody but us may read it."""
 
-    def __init__(self, path: Path, schema: str) -> None:
+    def __init__(self, path: Path, *schema: str) -> None:
         self._path = path
         self._schema = schema
+        """Statements in the order in which versions have added them; the first makes the table."""
 
     async def ask(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         """Return what a statement finds, nothing if there is no file."""
 
-        def work(file: sqlite3.Connection) -> list[Any]:
+        def work(file: sqlite3.Connection) -> list[Any] | None:
             # Whoever has just made the file may not have made the table yet.
-            has_table = file.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
-            return file.execute(sql, parameters).fetchall() if has_table else []
+            if file.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                return []
+            is_behind = max(_version(file), 1) < len(self._schema)
+            return None if is_behind else file.execute(sql, parameters).fetchall()
 
-        return await self._in_thread(work, "ro") if self._path.exists() else []
+        if not self._path.exists():
+            return []
+        found = await self._in_thread(work, "ro")
+        if found is None:
+            await self._in_thread(self._bring_up, "rw")
+            found = await self._in_thread(work, "ro")
+        return found or []
 
     async def change(self, sql: str, *rows: Sequence[Any]) -> int:
         """Run a statement for each row in one transaction, durable when it ends; return how many changed."""
+        return await self._changed(lambda file: sum(file.execute(sql, row).rowcount for row in rows))
 
+    async def add(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Do the same, and return the number that the last row was given."""
+        return await self._changed(lambda file: [file.execute(sql, row).lastrowid or 0 for row in rows][-1])
+
+    async def _changed(self, change: Callable[[sqlite3.Connection], int]) -> int:
         def work(file: sqlite3.Connection) -> int:
+            self._bring_up(file)
             with file:
-                file.execute(self._schema)
-                return sum(file.execute(sql, row).rowcount for row in rows)
+                return change(file)
 
         if not self._path.exists():
             self._path.touch(0o600)
         return await self._in_thread(work, "rw")
+
+    def _bring_up(self, file: sqlite3.Connection) -> None:
+        """Make the table, or add what an older version did not have."""
+        if _version(file) >= len(self._schema):
+            return
+        with file:
+            # At once: another process may do the same.
+            file.execute("BEGIN IMMEDIATE")
+            for statement in self._schema[_version(file) :]:
+                file.execute(statement)
+            file.execute(f"PRAGMA user_version = {len(self._schema)}")
 
     async def _in_thread(self, work: Callable[[sqlite3.Connection], T], mode: str) -> T:
         def worked() -> T:
@@ -55,3 +81,8 @@ class SideFile:
 
         with translated(self._path):
             return await asyncio.to_thread(worked)
+
+
+def _version(file: sqlite3.Connection) -> int:
+    [(version,)] = file.execute("PRAGMA user_version").fetchall()
+    return int(version)

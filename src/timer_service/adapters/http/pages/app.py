@@ -103,7 +103,7 @@ class PageApp:
             else:
                 visit, answer = await self._answer(path, visit, scope, receive, send)
         except Exception as error:
-            answer = self._failed(error, visit)
+            answer = await self._failed(error, visit)
         if answer is not None:
             await _respond(send, answer, with_body=scope["method"] != "HEAD")
 
@@ -132,7 +132,7 @@ class PageApp:
         if isinstance(shown, Stream):
             await _stream(shown, send, receive)
             return visit, None
-        answer = self._shown(shown, visit, path)
+        answer = await self._shown(shown, visit, path)
         if cookie is not None:
             answer.cookies.append(cookie)
         return visit, answer
@@ -152,7 +152,7 @@ class PageApp:
             return "This is only for those who may see every tenant."
         return f"Your key does not have the scope {route.scope.value}: you are {user.role or 'nobody here'}."
 
-    def _shown(self, shown: Shown, visit: Visit, path: str) -> _Answer:
+    async def _shown(self, shown: Shown, visit: Visit, path: str) -> _Answer:
         if isinstance(shown, Redirect):
             return _redirected(shown)
         if isinstance(shown, Download):
@@ -164,11 +164,11 @@ class PageApp:
             return _Answer(200, shown.body, disposition)
         assert isinstance(shown, Screen)
         if visit.query.get("format") == "json":
-            body = as_json(shown.model)
-            return _packed(_Answer(shown.status, body, {"content-type": "application/json"}), visit.headers)
-        body = self._renderer.html(shown.template, shown.model, self._chrome(shown, visit, path))
-        answer = _Answer(shown.status, body, {"content-type": "text/html; charset=utf-8"})
-        return _packed(answer, visit.headers)
+            body, kind = as_json(shown.model), "application/json"
+        else:
+            body = await self._renderer.html(shown.template, shown.model, self._chrome(shown, visit, path))
+            kind = "text/html; charset=utf-8"
+        return _packed(_Answer(shown.status, body, {"content-type": kind, **shown.headers}), visit.headers)
 
     def _chrome(self, shown: Screen, visit: Visit, path: str) -> dict[str, Any]:
         """Return what every page has: where one is, who one is, and how it looks."""
@@ -190,7 +190,7 @@ class PageApp:
             "running_version": __version__,
         }
 
-    def _failed(self, error: Exception, visit: Visit) -> _Answer:
+    async def _failed(self, error: Exception, visit: Visit) -> _Answer:
         if not isinstance(error, PageError):
             told = error_of(error)
             if told is UNEXPECTED:
@@ -200,7 +200,7 @@ class PageApp:
         title = "Log in" if wants_login else f"{error.status}"
         model = {"status": error.status, "text": error.text, "key": ""}
         screen = Screen("login.html" if wants_login else "error.html", model, title, status=error.status)
-        answer = self._shown(screen, visit, "")
+        answer = await self._shown(screen, visit, "")
         answer.headers |= error.headers
         return answer
 

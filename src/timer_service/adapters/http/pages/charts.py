@@ -18,6 +18,8 @@ MAX_ABOVE: Final = 1.5
 """A capacity further above the highest bar is told in words: a line would flatten the bars."""
 SHADES: Final = 5
 HEAT_MINUTES: Final = 60
+HEAT_TICKS: Final = 10
+"""Minutes from one time that is written out to the next."""
 CELL: Final = 16
 LABELS: Final = 64
 """Room for words at the left."""
@@ -56,6 +58,9 @@ class BarChart:
     capacity_y: float | None
     """None if the line is above the chart, or no capacity is known."""
     ticks: tuple[tuple[float, datetime], ...]
+    levels: tuple[tuple[float, int], ...]
+    """Where a line goes across, and the number that it stands for."""
+    left: int = LABELS
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -68,12 +73,12 @@ def bar_chart(forecast: Forecast, tenant: str | None) -> BarChart:
     capacity = forecast.capacity_per_s * seconds
     shows_line = 0 < capacity <= most * MAX_ABOVE
     top = max(1.0, most, capacity if shows_line else 0)
-    width = WIDTH / max(1, len(steps))
+    width = (WIDTH - LABELS) / max(1, len(steps))
     names = [name for name, _ in steps[0].by_tenant] if steps else []
     bars = tuple(
         Bar(
             step,
-            round(index * width + GAP / 2, 2),
+            round(LABELS + index * width + GAP / 2, 2),
             round(width - GAP, 2),
             tuple(_parts(step, top, names)),
             _timers(step.start, step.end, "Scheduled", tenant),
@@ -83,10 +88,12 @@ def bar_chart(forecast: Forecast, tenant: str | None) -> BarChart:
     )
     every = max(1, len(steps) // 6)
     ticks = tuple(
-        (round(index * width, 2), step.start) for index, step in enumerate(steps) if not index % every
+        (round(LABELS + index * width, 2), steps[index].start) for index in range(0, len(steps), every)
     )
     line = round(HEIGHT * (1 - capacity / top), 2) if shows_line else None
-    return BarChart(bars, round(top), line, ticks)
+    counts = {round(top), round(top / 2), 0}
+    levels = tuple((round(HEIGHT * (1 - count / top), 2), count) for count in sorted(counts))
+    return BarChart(bars, round(top), line, ticks, levels)
 
 
 def _parts(step: Step, top: float, names: Sequence[str]) -> list[Part]:
@@ -125,11 +132,13 @@ class HeatMap:
     cells: tuple[Cell, ...]
     rows: tuple[tuple[int, str], ...]
     """Where each row stands, and what it is called, the latest on top."""
+    ticks: tuple[tuple[int, datetime], ...]
     width: int
     height: int
     late: int
     """How many timers were later than a second."""
     total: int
+    left: int = LABELS
 
 
 def heat_map(history: LatenessHistory, now: datetime) -> HeatMap:
@@ -154,6 +163,10 @@ def heat_map(history: LatenessHistory, now: datetime) -> HeatMap:
     return HeatMap(
         tuple(cells),
         rows,
+        tuple(
+            (LABELS + minute * CELL, this_minute - timedelta(minutes=HEAT_MINUTES - 1 - minute))
+            for minute in range(0, HEAT_MINUTES, HEAT_TICKS)
+        ),
         LABELS + HEAT_MINUTES * CELL,
         len(names) * CELL,
         late=sum(sum(each.counts[slow:]) for each in minutes),

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from timer_service.adapters.http.pages.render import late, number, span
 from timer_service.domain.messages import TenantId
+from timer_service.domain.spoken import count_text
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.health import Health, Recent
 from timer_service.ports.timer_insight import TimerFilter, TimerInsight
@@ -14,12 +15,9 @@ from timer_service.timers import Timers
 
 FRESH_S: Final = 0.9
 """Figures that were measured so lately are shown again, however many look."""
-FRESH_LISTS_S: Final = 5.0
 MAX_COUNTED: Final = 10_000
 MAX_CACHED: Final = 100
 LISTED: Final = 10
-MINUTES: Final = 60
-MINUTE: Final = timedelta(minutes=1)
 
 _UNKNOWN: Final = Recent(0.0, 0.0, None, None)
 
@@ -59,12 +57,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """What comes next, what came last, and how much comes in each minute of the next hour."""
+    """What comes next, and what came last."""
 
     next_due: Sequence[Timer]
     last_fired: Sequence[Timer]
-    load: Sequence[int]
-    load_from: datetime
 
 
 class FiguresDesk:
@@ -101,15 +97,8 @@ class FiguresDesk:
         # By the service's clock as well, which somebody may have moved.
         if known is not None and self._elapsed_s() - known[0] < FRESH_S and known[1] == now:
             return known[2]
-        edges = [now + minute * MINUTE for minute in range(MINUTES + 1)]
         due = await self._insight.page(TimerFilter(tenants), LISTED)
-        fired = await self._last_fired(tenants)
-        known_load = known is not None and self._elapsed_s() - known[0] < FRESH_LISTS_S
-        load = known[2] if known is not None and known_load and now - known[1] < MINUTE / 6 else None
-        counts, since = (
-            (await self._insight.load(edges, tenants), now) if load is None else (load.load, load.load_from)
-        )
-        lists = Lists(due.timers, fired, counts, since)
+        lists = Lists(due.timers, await self._last_fired(tenants))
         _keep(self._lists, tenants, (self._elapsed_s(), now, lists))
         return lists
 
@@ -156,5 +145,6 @@ def _sentence(health: Health, overdue: int) -> str:
     if health.problems:
         return "Timers wait: " + "; ".join(f"{part}: {text}" for part, text in health.problems.items())
     if overdue:
-        return f"All parts work; {overdue:,} timers are due and on their way."
+        are, their = ("is", "its") if overdue == 1 else ("are", "their")
+        return f"All parts work; {count_text(overdue, 'timer')} {are} due and on {their} way."
     return "All is well: nothing is overdue."

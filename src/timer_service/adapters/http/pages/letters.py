@@ -68,6 +68,15 @@ def grouped(letters: Sequence[Letter]) -> list[Group]:
     return sorted(groups, key=lambda group: (-len(group.letters), group.tenant_id, group.reason, group.field))
 
 
+def chosen(letters: Sequence[Letter], reason: str | None, field: str | None) -> list[Letter]:
+    """Return the letters with a reason and a field, as far as these are named."""
+    return [
+        letter
+        for letter in letters
+        if (not reason or letter.reason == reason) and (field is None or field_of(letter) == field)
+    ]
+
+
 def text_of(body: bytes) -> str:
     """Return a body as text that can be shown and sent back as it is."""
     return body.decode("utf-8", "backslashreplace")

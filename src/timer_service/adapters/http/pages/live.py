@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -22,6 +22,7 @@ MIN_RETRY_MS: Final = 1_000
 MAX_RETRY_MS: Final = 5_000
 
 Measured = Mapping[str, str]
+Measure = Callable[[], Awaitable[Measured]]
 
 
 class Live:
@@ -31,8 +32,9 @@ class Live:
         self._desk = desk
         self._chance = chance
         self.history: deque[Figures] = deque(maxlen=KEPT_SAMPLES)
-        self._watched: Counter[Tenants] = Counter()
-        self._frames: dict[Tenants, Measured] = {}
+        self._watched: Counter[Hashable] = Counter()
+        self._measures: dict[Hashable, Measure] = {}
+        self._frames: dict[Hashable, Measured] = {}
         self._wanted = asyncio.Event()
         self._ticked = asyncio.Event()
         self._over = asyncio.Event()
@@ -48,23 +50,28 @@ class Live:
 
     def stream(self, tenants: Tenants) -> Stream:
         """Return the stream of those who see these tenants."""
+        return self.follow(tenants, lambda: self._measure(tenants))
+
+    def follow(self, name: Hashable, measure: Measure) -> Stream:
+        """Return the stream of those who watch one thing, which is measured once for all of them."""
         if self._watched.total() >= MAX_STREAMS:
             raise PageError(503, "Too many streams are open: reload by hand.", {"retry-after": "5"})
-        return Stream(lambda send: self._send(tenants, send))
+        return Stream(lambda send: self._send(name, measure, send))
 
-    async def _send(self, tenants: Tenants, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _send(self, name: Hashable, measure: Measure, send: Callable[[bytes], Awaitable[None]]) -> None:
         # Chance, so that after a restart not all come back in the same moment.
         retry_ms = MIN_RETRY_MS + round(self._chance() * (MAX_RETRY_MS - MIN_RETRY_MS))
         await send(f"retry: {retry_ms}\n\n".encode())
-        self._watched[tenants] += 1
+        self._watched[name] += 1
+        self._measures[name] = measure
         self._wanted.set()
         sent: Measured = {}
         quiet = 0
         try:
             while True:
                 await unless(self._over, _set(self._ticked))
-                frame = self._frames.get(tenants, {})
-                news = {name: text for name, text in frame.items() if sent.get(name) != text}
+                frame = self._frames.get(name, {})
+                news = {key: text for key, text in frame.items() if sent.get(key) != text}
                 quiet = 0 if news else quiet + 1
                 if news:
                     await send(f"data: {json.dumps(news, ensure_ascii=False)}\n\n".encode())
@@ -74,16 +81,16 @@ class Live:
         except Over:
             pass
         finally:
-            self._watched[tenants] -= 1
-            if not self._watched[tenants]:
-                del self._watched[tenants]
+            self._watched[name] -= 1
+            if not self._watched[name]:
+                del self._watched[name], self._measures[name]
 
     async def _broadcast(self) -> None:
         while True:
             if not self._watched:
                 self._wanted.clear()
                 await self._wanted.wait()
-            self._frames = {tenants: await self._measure(tenants) for tenants in list(self._watched)}
+            self._frames = {name: await measure() for name, measure in list(self._measures.items())}
             self._ticked.set()
             self._ticked = asyncio.Event()
             await asyncio.sleep(TICK_S)

@@ -9,9 +9,8 @@ from http.cookies import CookieError, SimpleCookie
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final
 
-from timer_service.adapters.http.auth import Doorkeeper
+from timer_service.adapters.http.auth import Doorkeeper, TooManyTries, Tries
 from timer_service.adapters.http.pages.visit import SCOPES_OF, PageError, Role, User
-from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import ALL_SCOPES, ALL_TENANTS, digest_of, key_id_of
 from timer_service.domain.messages import EPOCH, TenantId, epoch_ms
 
@@ -23,7 +22,6 @@ LOGINS_PER_MINUTE: Final = 5
 PAGE_KEY: Final = "TIMER_PAGE_KEY"
 API_KEY: Final = "TIMER_API_KEY"
 """Keys of the settings, which have no ids of their own."""
-MAX_PEER_CHARS: Final = 64
 
 ANYBODY: Final = User("local", ALL_SCOPES, None)
 """Whoever can reach a page that only this machine can reach."""
@@ -62,6 +60,14 @@ class Proxies:
         # One group decides: rights of one are not stretched over the tenants of another.
         return User(name[:255], SCOPES_OF[best.role], best.tenants)
 
+    def client(self, headers: Mapping[str, str], peer: str) -> str:
+        """Return from where a request came: whom the nearest trusted proxy names, or else the peer."""
+        named = [each.strip() for each in headers.get("x-forwarded-for", "").split(",")]
+        # From the right: what is further left was written by whoever sent the request.
+        while self._trusts(peer) and named and named[-1]:
+            peer = named.pop()
+        return peer
+
     def _trusts(self, peer: str) -> bool:
         try:
             address = ip_address(peer)
@@ -95,7 +101,7 @@ class People:
         self.is_open = is_open
         self._page_key = None if page_key is None else digest_of(page_key)
         self._proxies = proxies or Proxies()
-        self._tries = RateLimit(LOGINS_PER_MINUTE / 60, LOGINS_PER_MINUTE)
+        self._tries = Tries(LOGINS_PER_MINUTE, elapsed_s)
 
     async def user(self, headers: Mapping[str, str], peer: str) -> tuple[User | None, str | None]:
         """Return who it is, if they are known, and a cookie to be set."""
@@ -111,12 +117,13 @@ class People:
         is_local = self.is_open and not any(name in headers for name in _OF_PROXIES)
         return known or (ANYBODY if is_local else None), cookie
 
-    async def log_in(self, text: str, peer: str) -> str:
+    async def log_in(self, text: str, headers: Mapping[str, str], peer: str) -> str:
         """Return the cookie of a new session, or raise PageError."""
-        wait_s = self._tries.wait_s(peer[:MAX_PEER_CHARS], self._elapsed_s())
-        if wait_s:
-            headers = {"retry-after": str(round(wait_s + 0.5))}
-            raise PageError(429, f"Five tries per minute: wait {wait_s:.0f} s.", headers)
+        try:
+            self._tries.count(self._proxies.client(headers, peer))
+        except TooManyTries as error:
+            headers = {"retry-after": str(round(error.wait_s + 0.5))}
+            raise PageError(429, f"Five tries per minute: wait {error.wait_s:.0f} s.", headers) from error
         found = await self._by_key(text)
         if found is None:
             raise PageError(401, "This key is not valid: it is misspelt, revoked or has expired.")
@@ -134,6 +141,7 @@ class People:
         for key_id in (PAGE_KEY, API_KEY, key_id_of(text)):
             known = None if key_id is None else await self._known(key_id)
             if known is not None and hmac.compare_digest(known.digest, digest):
+                await self._keys.note_use(known.key_id)
                 return known
         return None
 

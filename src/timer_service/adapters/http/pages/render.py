@@ -1,5 +1,6 @@
 """Models into HTML or JSON: everything that came from others is text, and looks like it."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,12 @@ from jinja2.runtime import Context
 from timer_client.wire import format_time
 from timer_service.adapters.http.pages.assets import Assets
 from timer_service.adapters.http.pages.visit import Look, address
+from timer_service.domain.spoken import whole_span_text
 from timer_service.printable import printable
 
 MAX_SHOWN_CHARS: Final = 8_192
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+PIECES: Final = 40
+"""Of a page, about three rows of a table, that are written in one go."""
 _WORD: Final = re.compile(r"_([a-z])")
 
 
@@ -42,10 +45,16 @@ class Renderer:
             "late": late,
         }
 
-    def html(self, template: str, model: Mapping[str, Any], chrome: Mapping[str, Any]) -> bytes:
+    async def html(self, template: str, model: Mapping[str, Any], chrome: Mapping[str, Any]) -> bytes:
         """Return a page; `chrome` is what every page has."""
         assert not chrome.keys() & model.keys(), "a screen must not change what every page has"
-        return self._environment.get_template(template).render({**chrome, **model}).encode()
+        pieces: list[str] = []
+        for piece in self._environment.get_template(template).generate({**chrome, **model}):
+            pieces.append(piece)
+            # A long list takes milliseconds: whatever is due in the meantime does not wait for its end.
+            if len(pieces) % PIECES == 0:
+                await asyncio.sleep(0)
+        return "".join(pieces).encode()
 
 
 def as_json(model: Mapping[str, Any]) -> bytes:
@@ -92,16 +101,8 @@ def late(seconds: float | None) -> str:
 
 
 def span(seconds: float | timedelta) -> str:
-    """Return a span in its two largest units, such as 2 h 13 min."""
-    if isinstance(seconds, timedelta):
-        seconds = seconds.total_seconds()
-    left = int(abs(seconds))
-    parts: list[str] = []
-    for size, unit in _UNITS:
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count:,} {unit}")
-    return " ".join(parts[:2])
+    """Return a span as the page's script counts it on, in whole seconds."""
+    return whole_span_text(seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds))
 
 
 @pass_context

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from timer_service.adapters.http.pages.look import choose_look
 from timer_service.adapters.http.pages.screens.activity import ActivityScreen
+from timer_service.adapters.http.pages.screens.bulk import BulkScreens
 from timer_service.adapters.http.pages.screens.dev import DevScreen
+from timer_service.adapters.http.pages.screens.jobs import JobScreens
 from timer_service.adapters.http.pages.screens.load import LoadScreen
 from timer_service.adapters.http.pages.screens.now import NowScreen
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
+from timer_service.adapters.http.pages.screens.replay import ReplayScreens
 from timer_service.adapters.http.pages.screens.session import SessionScreens
 from timer_service.adapters.http.pages.screens.system import SystemScreen
 from timer_service.adapters.http.pages.screens.tenants import TenantsScreen
@@ -29,8 +32,11 @@ class Screens:
     tenants: TenantsScreen
     system: SystemScreen
     refused: RefusedScreens
+    replay: ReplayScreens
     load: LoadScreen
     activity: ActivityScreen
+    bulk: BulkScreens
+    jobs: JobScreens
     dev: DevScreen | None = None
     """Only where somebody tries the service out."""
 
@@ -46,10 +52,12 @@ def routes(screens: Screens) -> Sequence[Route]:
         Route("cancel", screens.timer.cancel, Scope.WRITE, "POST"),
         Route("move", screens.timer.move, Scope.WRITE, "POST"),
         Route("fire", screens.timer.fire, Scope.WRITE, "POST"),
+        Route("undo", screens.timer.undo, Scope.WRITE, "POST"),
         Route("retry", screens.timer.retry, Scope.REPLAY, "POST"),
         Route("abandon", screens.timer.abandon, Scope.REPLAY, "POST"),
+        *_bulk(screens.bulk, screens.jobs),
         Route("load", screens.load.show, Scope.READ, nav="Load"),
-        *_refused(screens.refused),
+        *_refused(screens.refused, screens.replay),
         Route("activity", screens.activity.show, Scope.READ, nav="Activity"),
         Route("tenants", screens.tenants.show, Scope.READ, nav="Tenants"),
         Route("system", screens.system.show, Scope.READ, all_tenants=True, nav="System"),
@@ -76,13 +84,26 @@ def _dev_routes(dev: DevScreen) -> Sequence[Route]:
     )
 
 
-def _refused(screens: RefusedScreens) -> Sequence[Route]:
+def _bulk(bulk: BulkScreens, jobs: JobScreens) -> Sequence[Route]:
+    """Return what changes many timers; how many an operator may change is decided by how many there are."""
+    return (
+        Route("bulk", bulk.preview, Scope.WRITE),
+        Route("bulk", bulk.preview, Scope.WRITE, "POST"),
+        Route("bulk-start", bulk.start, Scope.WRITE, "POST"),
+        Route("job", jobs.show, Scope.READ),
+        Route("job-live", jobs.live, Scope.READ),
+        Route("job-stop", jobs.stop, Scope.WRITE, "POST"),
+    )
+
+
+def _refused(screens: RefusedScreens, group: ReplayScreens) -> Sequence[Route]:
     return (
         Route("refused", screens.show, Scope.READ, nav="Refused"),
         Route("letter", screens.letter, Scope.READ),
         Route("letter-body", screens.body, Scope.READ),
         Route("letter-check", screens.check, Scope.READ, "POST"),
         Route("letter-replay", screens.replay, Scope.REPLAY, "POST"),
-        Route("refused-replay", screens.replay_group, Scope.ADMIN, "POST"),
+        Route("refused-replay", group.preview, Scope.ADMIN),
+        Route("refused-replay", group.start, Scope.ADMIN, "POST"),
         Route("refused-retry", screens.retry, Scope.REPLAY, "POST"),
     )

@@ -16,6 +16,7 @@ def timer_row(timer: Timer) -> dict[str, Any]:
         "late_s": lateness_s(timer),
         "correlation_id": timer.correlation_id,
         "sink": timer.sink,
+        "version": timer.version,
     }
 
 

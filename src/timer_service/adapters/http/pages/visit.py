@@ -108,6 +108,7 @@ class Screen:
     command: str = ""
     """The command line that shows or does the same."""
     status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,11 @@ class Route:
     """Whether it is only for those who may see every tenant."""
     nav: str = ""
     """Its name among the screens; empty if it is not one of them."""
+
+
+def by_curl(path: str, **query: object) -> str:
+    """Return the command that shows the same where the command line has none of its own."""
+    return f'curl -H "Authorization: Bearer $KEY" "$PAGE/{address(path, **query, format="json")}"'
 
 
 def address(path: str, **query: object) -> str:

@@ -1,14 +1,13 @@
 """Activity: who did what on the page, and how to undo it."""
 
-import re
 from typing import Any, Final
 
-from timer_service.adapters.http.pages.visit import Screen, Visit, address
+from timer_service.adapters.http.pages.auditing import JOB
+from timer_service.adapters.http.pages.past import undo_due
+from timer_service.adapters.http.pages.visit import Screen, Visit, address, by_curl
 from timer_service.ports.audit import Action, Audit
 
 PAGE: Final = 50
-_DUE: Final = re.compile(r"^Scheduled, due (\S+),")
-UNDONE_BY_A_DUE_TIME: Final = frozenset({"cancel", "move"})
 
 
 class ActivityScreen:
@@ -25,13 +24,15 @@ class ActivityScreen:
         number = int(before) if before.isascii() and before.isdigit() and len(before) < 16 else None
         found = await self._audit.page(scope, number, PAGE)
         older = address("activity", tenant=tenant, before=found[-1].number) if len(found) == PAGE else None
-        model = {"tenant": tenant or "", "actions": [_view(each) for each in found], "older": older}
-        return Screen("activity.html", model, "Activity")
+        model = {"tenant": tenant or "", "actions": [action_view(each) for each in found], "older": older}
+        return Screen("activity.html", model, "Activity", by_curl("activity", tenant=tenant, before=number))
 
 
-def _view(action: Action) -> dict[str, Any]:
+def action_view(action: Action) -> dict[str, Any]:
+    """Return what a list shows of an action."""
     return {
         "number": action.number,
+        "is_job": action.action.startswith(f"{JOB} "),
         "at": action.at,
         "actor": action.actor,
         "role": action.role,
@@ -39,14 +40,8 @@ def _view(action: Action) -> dict[str, Any]:
         "tenant_id": action.tenant_id,
         "subject": action.subject,
         "before": action.before,
+        "after": action.after,
         "outcome": action.outcome,
         "reason": action.reason,
         "undo_due": undo_due(action),
     }
-
-
-def undo_due(action: Action) -> str | None:
-    """Return the due time that takes an action back; None if nothing does."""
-    found = _DUE.match(action.before)
-    did = action.outcome in {"cancelled", "rescheduled"}
-    return found[1] if found and did and action.action in UNDONE_BY_A_DUE_TIME else None

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from timer_client import wire
+from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.places import read_moment
 from timer_service.adapters.http.pages.rows import timer_row
 from timer_service.adapters.http.pages.screens.timer import read_due
@@ -21,10 +22,13 @@ STEPS: Final = {"1s": 1, "1min": 60, "1h": 3_600, "1d": 86_400}
 class DevScreen:
     """For those who try the service out."""
 
-    def __init__(self, timers: Timers, insight: TimerInsight, travel: TimeTravel | None) -> None:
+    def __init__(
+        self, timers: Timers, insight: TimerInsight, travel: TimeTravel | None, auditor: Auditor
+    ) -> None:
         self._timers = timers
         self._insight = insight
         self._travel = travel
+        self._auditor = auditor
 
     async def show(self, visit: Visit) -> Screen:
         """Show the clock, what comes next and the tape of what fired."""
@@ -52,6 +56,8 @@ class DevScreen:
                 await self._travel.go_to(_target(step, until, visit))
         except ValueError as error:
             raise PageError(409, str(error)) from error
+        before = f"clock at {wire.format_time(visit.now)}"
+        await self._auditor.note(visit.user, "move clock", "moved", subject=step or until, reason=before)
         return Redirect(address("dev", done="moved"))
 
     async def schedule(self, visit: Visit) -> Redirect:
@@ -73,7 +79,9 @@ class DevScreen:
                 NEWEST,
             )
         )
-        return Redirect(address("dev", done=settled.outcome.value))
+        outcome = settled.outcome.value
+        await self._auditor.note(visit.user, "schedule", outcome, tenant=TenantId(tenant), subject=name)
+        return Redirect(address("dev", done=outcome))
 
 
 def _target(step: str, until: str, visit: Visit) -> datetime:

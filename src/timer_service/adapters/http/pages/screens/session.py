@@ -16,7 +16,7 @@ class SessionScreens:
 
     async def log_in(self, visit: Visit) -> Redirect:
         """Begin a session, or say why not."""
-        cookie = await self._people.log_in(visit.field("key").strip(), visit.headers["peer"])
+        cookie = await self._people.log_in(visit.field("key").strip(), visit.headers, visit.headers["peer"])
         return Redirect("./", (cookie,))
 
     async def log_out(self, _: Visit) -> Redirect:

@@ -1,13 +1,12 @@
 """Tenants: who has timers, and how many are to come."""
 
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
-from timer_service.adapters.http.pages.visit import Screen, Visit, address
-from timer_service.domain.messages import TenantId
-from timer_service.ports.timer_insight import TimerFilter, TimerInsight
+from timer_service.adapters.http.pages.visit import Screen, Visit, address, by_curl
+from timer_service.ports.timer_insight import TimerInsight
 
-PAGE: Final = 50
+PAGE: Final = 20
 MAX_COUNTED: Final = 1_000
 """Enough to tell who is large; a count of every tenant's timers would cost what there is."""
 HOUR: Final = timedelta(hours=1)
@@ -29,22 +28,9 @@ class TenantsScreen:
         more = len(names) > PAGE
         names = names[:PAGE]
         model = {
-            "tenants": [await self._tenant(tenant, visit) for tenant in names],
+            "tenants": await self._insight.glance(names, visit.now, visit.now + HOUR, MAX_COUNTED),
             "max_counted": MAX_COUNTED,
             "next": address("tenants", after=names[-1]) if more else None,
             "first": address("tenants") if after else None,
         }
-        return Screen("tenants.html", model, "Tenants", "timer-service list --tenant TENANT")
-
-    async def _tenant(self, tenant_id: TenantId, visit: Visit) -> dict[str, Any]:
-        only = frozenset({tenant_id})
-        nearest = await self._insight.page(TimerFilter(only), 1)
-        return {
-            "tenant_id": tenant_id,
-            "pending": await self._insight.count(TimerFilter(only), MAX_COUNTED),
-            "overdue": await self._insight.count(TimerFilter(only, until=visit.now), MAX_COUNTED),
-            "next_hour": await self._insight.count(
-                TimerFilter(only, since=visit.now, until=visit.now + HOUR), MAX_COUNTED
-            ),
-            "next_due_at": nearest.timers[0].due_at if nearest.timers else None,
-        }
+        return Screen("tenants.html", model, "Tenants", by_curl("tenants", after=after))

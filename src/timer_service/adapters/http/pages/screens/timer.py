@@ -4,32 +4,47 @@ import shlex
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from timer_client import wire
 from timer_service.adapters.http.callbacks import attempt_view, delivery_view
 from timer_service.adapters.http.pages.auditing import Auditor
+from timer_service.adapters.http.pages.letter_desk import LetterDesk, letter_view
+from timer_service.adapters.http.pages.past import Past, is_as_left, undo_due
 from timer_service.adapters.http.pages.places import read_moment
 from timer_service.adapters.http.pages.rows import lateness_s, timer_row
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
+from timer_service.bulk import rescheduled
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback import Sink
 from timer_service.domain.errors import TimerFiring, TimerNotFound
-from timer_service.domain.messages import CancelTimer, Command, ScheduleTimer, ServiceCallId, TenantId
+from timer_service.domain.messages import CancelTimer, Command, ServiceCallId, TenantId
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.explanations import Explanations
 from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.timers import NEWEST, Timers
 
 MAX_DELAY: Final = timedelta(days=3_660)
+LOOK_S: Final = 0.01
+"""A visit waits so long for the letters that name a timer; whoever asks for them waits longer."""
+LOOK_LONGER_S: Final = 5.0
 
 
 class TimerScreen:
     """One timer."""
 
     def __init__(
-        self, timers: Timers, deliveries: Deliveries, explanations: Explanations, auditor: Auditor
+        self,
+        timers: Timers,
+        deliveries: Deliveries,
+        explanations: Explanations,
+        letters: LetterDesk,
+        past: Past,
+        auditor: Auditor,
     ) -> None:
         self._timers = timers
         self._deliveries = deliveries
         self._explanations = explanations
+        self._letters = letters
+        self._past = past
         self._auditor = auditor
 
     async def show(self, visit: Visit) -> Screen:
@@ -38,8 +53,14 @@ class TimerScreen:
         sees_all = visit.user.tenants is None
         found = await self._explanations.explain(tenant, name, for_operator=sees_all)
         timer, record = found.facts.timer, found.facts.record
+        looks_longer = visit.query.get("letters") == "all"
+        letters = await self._letters.naming((tenant, name), LOOK_LONGER_S if looks_longer else LOOK_S)
+        named = {
+            "letters": None if letters is None else [letter_view(letter) for letter in letters],
+            "look_longer": address("timer", tenant=tenant, id=name, letters="all"),
+        }
         if timer is None:
-            raise PageError(404, found.text)
+            return Screen("absent.html", {"text": found.text, **named}, "Not found", status=404)
         if record is None and timer.sink is Sink.HTTP:
             record = (await self._deliveries.records([timer.key])).get(timer.key)
         model = {
@@ -54,6 +75,7 @@ class TimerScreen:
             "timeline": _timeline(timer, record),
             "callback": None if record is None else _callback(record),
             "version": timer.version,
+            **named,
         }
         command = shlex.join(["timer-service", "explain", "--tenant", tenant, "--id", name])
         return Screen("timer.html", model, "Timer", command)
@@ -71,6 +93,19 @@ class TimerScreen:
     async def fire(self, visit: Visit) -> Redirect:
         """Make it due now: the next generation, with an event id of its own."""
         return await self._schedule(visit, "fire", visit.now)
+
+    async def undo(self, visit: Visit) -> Redirect:
+        """Schedule it as it was before an action, unless something has happened to it since."""
+        action = await self._past.action(visit, visit.field("n"))
+        due_at = undo_due(action)
+        if due_at is None or action.tenant_id is None:
+            raise PageError(409, "Nothing undoes this.")
+        timer = await self._get(action.tenant_id, ServiceCallId(action.subject))
+        if not is_as_left(action, timer):
+            tenant, name = timer.key
+            return Redirect(address("timer", tenant=tenant, id=name, done="changed"))
+        request = rescheduled(timer, wire.parse_time(due_at), frozenset({timer.version}))
+        return await self._carry_out(visit, "undo", timer, request)
 
     async def retry(self, visit: Visit) -> Redirect:
         """Send its callback again."""
@@ -90,31 +125,25 @@ class TimerScreen:
 
     async def _schedule(self, visit: Visit, action: str, due_at: datetime) -> Redirect:
         timer = await self._get(*visit.form_key())
-        return await self._carry_out(
-            visit,
-            action,
-            timer,
-            ScheduleTimer(
-                timer.tenant_id,
-                timer.service_call_id,
-                due_at,
-                None,
-                NEWEST,
-                expected=_expected(visit),
-                expires_after_ms=timer.expires_after_ms,
-            ),
-        )
+        return await self._carry_out(visit, action, timer, rescheduled(timer, due_at, _expected(visit)))
 
     async def _carry_out(self, visit: Visit, action: str, before: Timer, request: Command) -> Redirect:
         tenant, name = request.key
         try:
-            outcome = (await self._timers.carry_out(request)).outcome.value
+            settled = await self._timers.carry_out(request)
+            outcome, after = settled.outcome.value, settled.timer
         except TimerFiring:
             # A result, not an error: whether its event is out is not known yet.
-            outcome = "firing"
-        reason = visit.field("reason")
+            outcome, after = "firing", before
         await self._auditor.note(
-            visit.user, action, outcome, tenant=tenant, subject=name, before=before, reason=reason
+            visit.user,
+            action,
+            outcome,
+            tenant=tenant,
+            subject=name,
+            before=before,
+            after=after,
+            reason=visit.field("reason"),
         )
         return Redirect(address("timer", tenant=tenant, id=name, done=outcome))
 

@@ -12,9 +12,9 @@ function span(seconds) {
   for (const [size, unit] of UNITS) {
     const count = Math.floor(left / size);
     left -= count * size;
-    if (count || (unit === "s" && !parts.length)) parts.push(`${count.toLocaleString("en")} ${unit}`);
+    if (count || parts.length) parts.push(count ? `${count.toLocaleString("en")} ${unit}` : "");
   }
-  return parts.slice(0, 2).join(" ");
+  return parts.slice(0, 2).filter(Boolean).join(" ") || "0 s";
 }
 
 // Relative times count on by the server's clock.
@@ -34,6 +34,9 @@ function write(frame) {
     for (const place of document.querySelectorAll(`[data-live="${CSS.escape(name)}"]`)) {
       if (place.textContent !== String(value)) place.textContent = String(value);
     }
+    for (const bar of document.querySelectorAll(`[data-live-value="${CSS.escape(name)}"]`)) bar.value = Number(value);
+    // What the value decides is more than a text: the server writes it.
+    if (document.querySelector(`[data-reload="${CSS.escape(name)}"]:not([data-was="${CSS.escape(value)}"])`)) location.reload();
   }
 }
 function say(text) {
@@ -65,7 +68,7 @@ const me = performance.timeOrigin + Math.random();
 const known = {};
 let notBefore = 0;
 if (body.dataset.stream) {
-  const tabs = new BroadcastChannel(new URL(body.dataset.stream, location).pathname);
+  const tabs = new BroadcastChannel(new URL(body.dataset.stream, location).href);
   const isOpen = () => source?.readyState === EventSource.OPEN;
   tabs.onmessage = ({ data }) => {
     if (isOpen() && me < data.me) return;
