@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-browser test-cluster test-clients check format bench simulate crashes flow-crashes torture peace kills consumer-kills callback-races callback-kills callback-cluster fuzz hostile kit addresses schema coverage docs clean
+.PHONY: help install run test test-browser test-cluster test-clients upgrade check format bench simulate crashes flow-crashes torture soak peace kills power-cuts consumer-kills flow-kills callback-races callback-kills callback-cluster callback-crowd fuzz hostile kit addresses mutants schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +26,8 @@ run: install  ## Run the service with its own broker, to try it out
 	@$(BIN)/timer-service dev
 
 test: install  ## Run the default tests against real nats-servers
-	$(BIN)/pytest -n 4 --dist worksteal -m "not cluster and not clients and not flow_crashes"
-	@echo "Not run: the page (make test-browser), several instances (make test-cluster), crashes of durable functions (make flow-crashes), TypeScript (make test-clients: needs node and npm)"
+	$(BIN)/pytest -n 6 --dist worksteal -m "not cluster and not clients and not upgrade"
+	@echo "Not run: the page (make test-browser), several instances (make test-cluster), TypeScript (make test-clients: needs node and npm)"
 
 test-browser: install  ## Use the page in a real Chromium, which it fetches once; screenshots in build/screens
 	$(BIN)/python -m tests.browser.chromium
@@ -35,6 +35,9 @@ test-browser: install  ## Use the page in a real Chromium, which it fetches once
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
+
+upgrade: install  ## Run the store of release 0.1.0 beside this one on PostgreSQL; needs the whole history of the repository
+	$(BIN)/pytest -m upgrade tests/integration/test_upgrade.py
 
 test-clients: install  ## Build and run the TypeScript client and program, read docs/asyncapi.yaml, check docs/vectors; needs node and npm
 	$(BIN)/pytest -m clients
@@ -56,8 +59,7 @@ simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
 crashes: install  ## Crash the simulated service at every step, in every way
 	$(BIN)/python -m tests.simulation --crashes $(if $(RECORD),--record "make crashes")
 
-flow-crashes: install  ## Crash workers of durable functions at every step, on SQLite and PostgreSQL
-	$(BIN)/pytest -q -m flow_crashes tests/simulation/test_flow_crashes.py
+flow-crashes: install  ## Crash workers of durable functions at every step, on every journal; RECORD=1 keeps the counts
 	$(BIN)/python -m tests.simulation.flow_crashes $(if $(RECORD),--record "make flow-crashes")
 
 MINUTES ?= 10
@@ -70,13 +72,28 @@ TIMERS ?= 100000
 peace: install  ## Fire TIMERS=100000 timers without a fault and count repeats
 	$(BIN)/python -m tests.torture --timers $(TIMERS) $(if $(RECORD),--record "make peace TIMERS=$(TIMERS)")
 
+SOAK_MINUTES ?= 60
+soak: install  ## Load the service for SOAK_MINUTES=60 and measure how its memory, handles and log grow
+	$(BIN)/python -m tests.torture.soak --minutes $(SOAK_MINUTES) \
+		$(if $(RECORD),--record "make soak SOAK_MINUTES=$(SOAK_MINUTES)")
+
 kills: install  ## Kill the real service before every write and sync of its store
 	$(BIN)/python -m tests.torture.kills $(if $(RECORD),--record "make kills")
+
+CUTS ?= 2000
+power-cuts: install  ## Cut the power under the SQLite store CUTS=2000 times, at its writes and syncs
+	$(BIN)/python -m tests.torture.power_cuts --cuts $(CUTS) $(if $(RECORD),--record "make power-cuts CUTS=$(CUTS)")
 
 WORKER_KILLS ?= 200
 consumer-kills: install  ## Kill workers of the client WORKER_KILLS=200 times, on SQLite and on PostgreSQL
 	$(BIN)/python -m tests.torture.consumers --kills $(WORKER_KILLS) \
 		$(if $(RECORD),--record "make consumer-kills WORKER_KILLS=$(WORKER_KILLS)")
+
+FLOW_RUNS ?= 1000
+FLOW_KILLS ?= 100
+flow-kills: install  ## Kill workers of FLOW_RUNS=1000 durable functions FLOW_KILLS=100 times, the service and the broker too
+	$(BIN)/python -m tests.torture.flows --runs $(FLOW_RUNS) --kills $(FLOW_KILLS) \
+		$(if $(RECORD),--record "make flow-kills FLOW_RUNS=$(FLOW_RUNS) FLOW_KILLS=$(FLOW_KILLS)")
 
 RACES ?= 100000
 callback-races: install  ## Cancel RACES=100000 timers at their due time and compare answers with the receiver
@@ -92,6 +109,10 @@ CALLBACKS ?= 20000
 callback-cluster: install  ## Let two instances send CALLBACKS=20000 at one instant, then stop one inside its calls
 	$(BIN)/python -m tests.torture.callbacks cluster --count $(CALLBACKS) \
 		$(if $(RECORD),--record "make callback-cluster CALLBACKS=$(CALLBACKS)")
+
+CROWD ?= 100000
+callback-crowd: install  ## Send one callback for each of CROWD=100000 tenants to a receiver of its own, and measure memory
+	$(BIN)/python -m tests.torture.crowd --count $(CROWD) $(if $(RECORD),--record "make callback-crowd CROWD=$(CROWD)")
 
 N ?= 1000000
 fuzz: install  ## Feed N=1000000 hostile inputs to everything that reads input
@@ -112,13 +133,19 @@ DAYS ?= 365
 kit: install  ## Time the start of the pytest fixture and a chain of DAYS=365 daily timers on its virtual clock
 	@$(BIN)/python -m tests.torture.kit --days $(DAYS)
 
+MUTANTS ?= 100
+SEED ?= 1
+mutants: install  ## Make MUTANTS=100 mistakes in the product, chosen by SEED=1, and tell which no test notices
+	$(BIN)/python -m tests.mutation --count $(MUTANTS) --seed $(SEED) \
+		$(if $(RECORD),--record "make mutants MUTANTS=$(MUTANTS) SEED=$(SEED)")
+
 EXAMPLES ?= 200
 schema: install  ## Make EXAMPLES=200 requests per operation of the REST API from its own document
-	SCHEMA_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q tests/unit/test_rest_schema.py
+	SCHEMA_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q tests/support/rest_schema.py
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire and NATS adapter; fail below 95 %
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2 tests/unit tests/contract tests/integration tests/fuzz
+	$(BIN)/coverage run -m pytest -q -n 2 -m "not upgrade" tests/unit tests/contract tests/integration tests/fuzz
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage json -q -o .coverage.json

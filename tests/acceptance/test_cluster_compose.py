@@ -19,9 +19,10 @@ import pytest
 import yaml
 from nats.aio.client import Client
 
-from tests.support.broker import free_port, nats_server_binary, told
+from tests.support.broker import nats_server_binary, told
 from tests.support.documents import ROOT, read
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.postgres import fresh_schema
 from tests.support.process import TimerServiceProcess
 from timer_service.config import Settings, env_name, load_settings, parse_duration

@@ -11,11 +11,12 @@ import nats
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 
-from tests.support.broker import NatsServer, free_port
+from tests.support.broker import NatsServer
 from tests.support.credentials import Authority, NKey, Operator
 from tests.support.http import fetch_json
 from tests.support.messages import in_seconds
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 

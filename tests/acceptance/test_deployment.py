@@ -21,10 +21,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.broker import free_port, nats_server_binary
+from tests.support.broker import nats_server_binary
 from tests.support.documents import ROOT, code_words, read, table
 from tests.support.http import fetch
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.world import World
 from timer_service.config import Settings, env_name, parse_duration
@@ -82,7 +83,10 @@ def test_the_image_builds_both_wheels_from_what_it_copies(tmp_path: Path) -> Non
     client, _ = _built_wheel(tmp_path / "client")
 
     migrations = {f"timer_service/{path.relative_to(ROOT)}" for path in (ROOT / "migrations").rglob("*.sql")}
+    pages = ROOT / "src" / "timer_service" / "adapters" / "http" / "pages"
+    shown = [*(pages / "templates").iterdir(), *(pages / "static").iterdir()]
     assert _modules(ROOT / "src") | migrations <= service
+    assert {str(path.relative_to(ROOT / "src")) for path in shown} <= service
     assert "timer-service = timer_service.cli:main" in entry_points
     assert _modules(ROOT / "client" / "src") | {"timer_client/py.typed"} <= client
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import free_port
+from tests.support.forked import converse_forked
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import run_or_kill
 
 SCRIPT = str(Path(sysconfig.get_path("scripts")) / "timer-service")
@@ -33,7 +34,8 @@ class Dev:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
         self.folder = folder
         self.env = {**clean, **env}
-        self.process = subprocess.Popen(
+        forked = None if program else converse_forked(("dev", *arguments), folder, env, program=SCRIPT)
+        self.process = forked or subprocess.Popen(
             [*(program or [SCRIPT]), "dev", *arguments],
             cwd=folder,
             env=self.env,

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.broker import free_port
 from tests.support.documents import marked_blocks, read, table
-from tests.support.patience import PATIENCE_S
-from tests.support.process import run_cli, start_cli
+from tests.support.ports import free_port
+from tests.support.process import end_cli, run_cli, start_cli
 
 TESTING = "docs/testing.md"
 
@@ -27,8 +26,7 @@ def dev(folder: Path, *arguments: str) -> Iterator[str]:
         assert found, greeting
         yield found[1]
     finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE_S)
+        end_cli(process)
 
 
 def _type(line: str, folder: Path, url: str) -> "subprocess.CompletedProcess[str]":

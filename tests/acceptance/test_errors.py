@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.broker import free_port
 from tests.support.disk import Disk
 from tests.support.messages import in_seconds, iso
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess, run_or_kill
 from tests.support.requests import ask
 from tests.support.world import World

@@ -16,6 +16,7 @@ from nats.js.api import StreamConfig
 from tests.support.broker import NatsServer
 from tests.support.messages import ABSENT, encode, in_seconds, iso, schedule
 from tests.support.process import TimerServiceProcess
+from tests.support.sqlite import due_ms
 from tests.support.world import NO_REDELIVERY_MS, World
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -35,7 +36,8 @@ def _insert_due(world: World, timers: Iterable[tuple[str, str, datetime]]) -> No
     with contextlib.closing(sqlite3.connect(world.db_path)) as link, link:
         link.executemany(
             "INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, "
-            "registered_at, stream_created_us, stream_sequence) VALUES (?, ?, 'Scheduled', ?, 1, ?, 1, 1)",
+            "registered_at, stream_created_us, stream_sequence, pending_due_ms) "
+            f"VALUES (?1, ?2, 'Scheduled', ?3, 1, ?4, 1, 1, {due_ms('?3')})",
             [(tenant, call, iso(due), now) for tenant, call, due in timers],
         )
 

@@ -4,10 +4,11 @@ import errno
 from pathlib import Path
 
 from tests.support import messages
-from tests.support.broker import NatsServer, free_port
+from tests.support.broker import NatsServer
 from tests.support.disk import Disk
 from tests.support.http import fetch, fetch_json, metric
 from tests.support.messages import in_seconds
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 from tests.support.world import World
 

@@ -4,9 +4,10 @@ from typing import Any
 
 from nats.js.api import DiscardPolicy
 
-from tests.support.broker import free_port, told
+from tests.support.broker import told
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds
+from tests.support.ports import free_port
 from tests.support.world import World
 
 BAD = 1_800

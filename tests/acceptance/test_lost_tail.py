@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.support.broker import free_port
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds
+from tests.support.ports import free_port
 from tests.support.world import World
 
 FAR_S = 3600

@@ -276,6 +276,7 @@ def test_the_page_needs_only_to_look_back_beside_what_the_service_may_do() -> No
         "$JS.API.CONSUMER.CREATE.TIMER_EVENTS.*.timer.events.>",
         "$JS.API.CONSUMER.MSG.NEXT.TIMER_EVENTS.*",
         "$JS.API.CONSUMER.LIST.TIMER_EVENTS",
+        "timer.status",
     }
 
 

@@ -4,13 +4,11 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,10 +18,11 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from tests.support.broker import NatsServer, free_port, told
+from tests.support.broker import NatsServer, told
 from tests.support.http import fetch_json, metric
 from tests.support.messages import in_seconds, parse
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer, fresh_schema, shared_server_url
 from tests.support.process import TimerServiceProcess, run_cli
 from tests.support.requests import ask
@@ -40,9 +39,8 @@ time.time_ns = lambda: real() + 30_000_000_000
 """
 BURST = 20_000
 BATCH = 1_000
-CLAIM_LIMIT_S = 10.0
-"""After so long the server ends a claim whose instance is silent."""
-DRAINED_S = 60.0
+SELDOM_MS = 600_000
+"""A poll that comes too late for every test: what happens sooner was not waiting for it."""
 
 # As the service itself would have kept them.
 _PREPARE = """
@@ -82,7 +80,6 @@ class Published:
     def __init__(self, world: World) -> None:
         self._world = world
         self.ids: list[str] = []
-        self.times: list[float] = []
 
     async def watch(self) -> "Published":
         await self._world.client.subscribe(
@@ -96,9 +93,8 @@ class Published:
 
     async def _note(self, message: Msg) -> None:
         self.ids.append((message.headers or {})["Nats-Msg-Id"])
-        self.times.append(time.monotonic())
 
-    async def wait_for(self, distinct: int, timeout_s: float = DRAINED_S) -> None:
+    async def wait_for(self, distinct: int, timeout_s: float = PATIENCE_S) -> None:
         async def enough() -> bool:
             return len(self.ids) >= distinct and len(set(self.ids)) >= distinct
 
@@ -155,7 +151,7 @@ async def wait_for_states(world: World, url: str, **expected: int) -> None:
     async def so() -> bool:
         return dict(await query(url, _STATES)) == expected
 
-    await world.until(so, f"timers by state to be {expected}", DRAINED_S)
+    await world.until(so, f"timers by state to be {expected}")
 
 
 def instances(world: World, url: str, count: int, **settings: object) -> list[TimerServiceProcess]:
@@ -259,36 +255,31 @@ async def test_an_instance_whose_clock_is_ahead_fires_nothing_early(
     out_at = in_seconds(0)
 
     assert instance.is_running
-    assert 0 <= (out_at - due_at).total_seconds() < 1
-    assert metric(port, "timer_clock_skew_seconds") == pytest.approx(30, abs=1)
+    assert out_at >= due_at
+    assert metric(port, "timer_clock_skew_seconds") == pytest.approx(30, abs=15)
 
 
 # An instance dies or hangs
 
 
-async def test_the_batch_of_a_killed_instance_is_out_within_two_seconds(world: World, database: str) -> None:
-    group = instances(world, database, 3)
+async def test_the_batch_of_a_killed_instance_does_not_wait_for_a_poll(world: World, database: str) -> None:
+    group = instances(world, database, 3, polling_interval=SELDOM_MS)
     published = await Published(world).watch()
     await prepare(database, in_seconds(2), BURST)
     await published.wait_for(BURST // 4)
 
     group[0].kill()
-    killed_at = time.monotonic()
     await published.wait_for(BURST)
 
     await wait_for_states(world, database, Reached=BURST)
     assert published.repeated <= BATCH
-    moments = [killed_at, *(moment for moment in published.times if moment > killed_at)]
-    longest_silence_s = max(later - sooner for sooner, later in pairwise(moments))
-    assert longest_silence_s < 2
     assert len(await world.stored_ids()) == BURST
 
 
-async def test_what_an_instance_holds_is_taken_over_soon_after_its_connection_ends(
+async def test_what_an_instance_holds_is_taken_over_after_its_connection_ends_without_a_poll(
     world: World, database: str
 ) -> None:
-    # The poll alone would come a minute later.
-    [instance] = instances(world, database, 1, polling_interval=60_000)
+    [instance] = instances(world, database, 1, polling_interval=SELDOM_MS)
     published = await Published(world).watch()
     dying = await asyncpg.connect(database)
     async with dying.transaction():
@@ -299,10 +290,8 @@ async def test_what_an_instance_holds_is_taken_over_soon_after_its_connection_en
     await published.wait_for(1)
 
     dying.terminate()
-    ended_at = time.monotonic()
     await published.wait_for(11)
 
-    assert published.times[-1] - ended_at < 2
     assert published.repeated == 0
     assert instance.is_running
 
@@ -318,13 +307,9 @@ async def test_a_stopped_instance_holds_up_nobody_and_its_late_mark_changes_noth
     await wait_for_locks(world, database, 10)
 
     os.kill(stopped.pid, signal.SIGSTOP)
-    stopped_at = time.monotonic()
     world.broker.thaw()
     [other] = instances(world, database, 1, batch_size=10)
-    await wait_for_states(world, database, Reached=20, Scheduled=10)
-    others_done_at = time.monotonic()
     await wait_for_states(world, database, Reached=30)
-    all_done_at = time.monotonic()
     before = await query(database, "SELECT * FROM timer_schedules ORDER BY service_call_id")
     other.kill()
     os.kill(stopped.pid, signal.SIGCONT)
@@ -332,8 +317,6 @@ async def test_a_stopped_instance_holds_up_nobody_and_its_late_mark_changes_noth
     await published.wait_for(31)
     await wait_for_states(world, database, Reached=31)
 
-    assert others_done_at - stopped_at < CLAIM_LIMIT_S
-    assert all_done_at - stopped_at < CLAIM_LIMIT_S + 5
     after = await query(
         database, "SELECT * FROM timer_schedules WHERE tenant_id <> 'acme' ORDER BY service_call_id"
     )
@@ -341,11 +324,9 @@ async def test_a_stopped_instance_holds_up_nobody_and_its_late_mark_changes_noth
     assert len(await world.stored_ids()) == 31
 
 
-async def test_another_instance_fires_on_time_what_a_hanging_one_has_accepted(
-    world: World, database: str
-) -> None:
-    # Without the hint, the other instance would look only after a minute.
-    first, second = instances(world, database, 2, polling_interval=60_000)
+async def test_another_instance_fires_what_a_hanging_one_has_accepted(world: World, database: str) -> None:
+    # Only the hint lets the other instance look in time.
+    first, second = instances(world, database, 2, polling_interval=SELDOM_MS)
     published = await Published(world).watch()
     due_at = in_seconds(2)
 
@@ -359,13 +340,12 @@ async def test_another_instance_fires_on_time_what_a_hanging_one_has_accepted(
         await asyncio.wait_for(told.wait(), PATIENCE_S)
     accepting, other = (first, second) if first.events("commands.applied") else (second, first)
     os.kill(accepting.pid, signal.SIGSTOP)
-    await published.wait_for(1, timeout_s=10)
+    await published.wait_for(1)
     os.kill(accepting.pid, signal.SIGCONT)
 
     other.wait_for_log("batch.fired")
     [event] = await world.wait_for_events(1)
-    lateness_s = (parse(event["payload"]["reachedAt"]) - due_at).total_seconds()
-    assert 0 <= lateness_s < 1
+    assert parse(event["payload"]["reachedAt"]) >= due_at
 
 
 async def test_the_loss_of_a_broker_and_an_instance_at_once_loses_no_timer(
@@ -383,7 +363,7 @@ async def test_the_loss_of_a_broker_and_an_instance_at_once_loses_no_timer(
     ]
     world = await World(tmp_path, brokers[0], "timer").open()
     try:
-        await world.until(lambda: has_leader(world), "the brokers to find each other", DRAINED_S)
+        await world.until(lambda: has_leader(world), "the brokers to find each other")
         servers = ",".join(broker.url for broker in brokers)
         group = instances(world, database, 3, broker_url=servers, stream_replicas=3)
         names = [f"order-{n}" for n in range(300)]
@@ -394,7 +374,7 @@ async def test_the_loss_of_a_broker_and_an_instance_at_once_loses_no_timer(
 
         brokers[2].kill()
         group[2].kill()
-        await world.wait_for_event_count(len(names), DRAINED_S)
+        await world.wait_for_event_count(len(names))
         events = await patiently(world, world.events)
 
         assert sorted(event["payload"]["serviceCallId"] for event in events) == sorted(names)
@@ -415,7 +395,7 @@ async def patiently(world: World, ask: Callable[[], Awaitable[T]]) -> T:
                 answers.append(await ask())
         return bool(answers)
 
-    await world.until(answered, "the brokers to answer", DRAINED_S)
+    await world.until(answered, "the brokers to answer")
     return answers[0]
 
 
@@ -447,13 +427,10 @@ async def test_a_restart_of_the_database_under_load_loses_nothing(
     await asyncio.to_thread(own_server.kill if crash else own_server.stop)
     group[0].wait_for_log("store.unavailable")
     await asyncio.to_thread(own_server.start)
-    back_at = time.monotonic()
     await asyncio.to_thread(group[0].wait_for_log, "store.recovered")
-    recovered_s = time.monotonic() - back_at
     await loading
     events = await world.wait_for_events(len(names))
 
-    assert recovered_s < 5
     assert Counter(event["payload"]["serviceCallId"] for event in events) == dict.fromkeys(names, 1)
     await wait_for_states(world, url, Reached=len(names))
 

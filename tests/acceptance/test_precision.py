@@ -12,11 +12,13 @@ from nats.aio.msg import Msg
 
 from tests.support.broker import told
 from tests.support.messages import in_seconds, iso
+from tests.support.sqlite import due_ms
 from tests.support.world import World
 
 NEVER_MS = 3_600_000
 """A poll that no test lives to see: what fires does so because the worker was woken for it."""
 FAR = 3600.0
+_MOVE = f"UPDATE timer_schedules SET due_at = ?1, pending_due_ms = {due_ms('?1')} WHERE service_call_id = ?2"
 
 
 class Arrivals:
@@ -164,7 +166,7 @@ async def test_the_poll_finds_what_no_command_told_of(world: World) -> None:
     await world.wait_for_row("acme", "order-1", state="Scheduled")
 
     # As a clock stepped forward, or a restored backup, would make it due.
-    _edit(world, lambda link: link.execute("UPDATE timer_schedules SET due_at = '2020-01-01T00:00:00.000Z'"))
+    _edit(world, lambda link: link.execute(_MOVE, ("2020-01-01T00:00:00.000Z", "order-1")))
     events = await world.wait_for_events(1)
 
     assert [event["payload"]["dueAt"] for event in events] == ["2020-01-01T00:00:00.000Z"]
@@ -184,7 +186,7 @@ async def test_timers_overdue_for_a_day_fire_at_once_after_a_restart_oldest_firs
     _edit(
         world,
         lambda link: link.executemany(
-            "UPDATE timer_schedules SET due_at = ? WHERE service_call_id = ?",
+            _MOVE,
             [(due_at, call) for call, due_at in due.items()],
         ),
     )

@@ -6,15 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 from tests.support.messages import iso
 from tests.support.process import TimerServiceProcess
+from tests.support.sqlite import due_ms
 from tests.support.world import World
 
-_INSERT = """
+_INSERT = f"""
 WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count)
 INSERT INTO timer_schedules
   (tenant_id, service_call_id, state, due_at, generation, registered_at, reached_at, cancelled_at,
-   stream_created_us, stream_sequence)
+   stream_created_us, stream_sequence, pending_due_ms)
 SELECT 'old', printf('%s-%08d', :name, i), :state, :due, 1, :due,
-  iif(:state = 'Reached', :due, NULL), iif(:state = 'Cancelled', :due, NULL), 1, i + 1 FROM n
+  iif(:state = 'Reached', :due, NULL), iif(:state = 'Cancelled', :due, NULL), 1, i + 1,
+  CASE :state WHEN 'Scheduled' THEN {due_ms(":due")} END FROM n
 """
 
 

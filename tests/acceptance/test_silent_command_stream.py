@@ -6,10 +6,10 @@ import signal
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.broker import free_port
 from tests.support.http import fetch_json
 from tests.support.messages import in_seconds
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 from tests.support.world import World
 

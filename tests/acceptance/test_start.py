@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import free_port
+from tests.support.ports import free_port
 from tests.support.process import TimerServiceProcess
 
 PATIENCE_S = 30.0

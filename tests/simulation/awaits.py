@@ -96,9 +96,9 @@ def _sets_a_limit(node: ast.AST) -> bool:
     )
 
 
-def places_of(tasks: Iterable["asyncio.Task[Any]"]) -> set[Place]:
+def places_of(tasks: Iterable["asyncio.Task[Any]"], package: Path = PACKAGE) -> set[Place]:
     """Return every place at which one of the tasks waits now."""
-    return {place for task in tasks if not task.done() for place in places_in(task.get_coro())}
+    return {place for task in tasks if not task.done() for place in places_in(task.get_coro(), package)}
 
 
 def places_in(waiting: Any, package: Path = PACKAGE) -> Iterator[Place]:

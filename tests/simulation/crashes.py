@@ -1,6 +1,5 @@
 """Crash the service at every step of a few short stories that together use all of it."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,12 +10,12 @@ from shutil import rmtree
 
 from tests.simulation.awaits import Place, all_places, places_of
 from tests.simulation.clock import START_MS
+from tests.simulation.hooks import Hook
 from tests.simulation.model import Wish
 from tests.simulation.plan import (
     Asking,
     CrashPoint,
     Fault,
-    Hook,
     Plan,
     Sending,
     asking,
@@ -25,7 +24,7 @@ from tests.simulation.plan import (
     sendings,
     with_payload,
 )
-from tests.simulation.world import Tally, Workshop, World
+from tests.simulation.world import Tally, World
 from timer_service.domain.delivery import Answered, TimedOut, Trouble, Unreachable
 
 QUICK_S, SLOW_S = 0.02, 2.5
@@ -117,7 +116,7 @@ STORIES: dict[str, Plan] = {
             _schedule(0.25 + number / 400, "globex", f"order-{number}", 5.0, 20 + number)
             for number in range(1, 13)
         ),
-        net_latency_s=0.01,
+        net_latency_s=0.005,
     ),
     "two requests for one timer at once": _plan(
         askings=[
@@ -278,6 +277,16 @@ STORIES: dict[str, Plan] = {
         ends_at=1.6,
         crash_from_s=1.0,
     ),
+    "a command between two events and the mark that they share": _plan(
+        _schedule(0.3, "acme", "order-1", 2.02, 1),
+        _schedule(0.3, "acme", "order-2", 2.04, 2),
+        _schedule(0.3, "globex", "order-1", 2.07, 3),
+        _schedule(2.072, "acme", "order-2", 2.3, 4),
+        batch_size=8,
+        disk_latency_s=0.02,
+        ends_at=2.6,
+        crash_from_s=2.0,
+    ),
     "a request between an event and its mark": _plan(
         *(_schedule(0.15, "acme", f"order-{number}", 0.2, number) for number in (1, 2)),
         askings=[_ask(0.3, "cancel", "acme", "order-1"), _ask(0.3, "schedule", "acme", "order-2", 0.7)],
@@ -306,13 +315,26 @@ STORIES: dict[str, Plan] = {
                 for number in range(5)
             ),
         ],
-        faults=[Fault(0.45, "read busy", 0.1, size=0.6), Fault(0.6, "busy", 0.05, size=1.0)],
+        faults=[Fault(0.45, "read busy", 0.1, size=0.6), Fault(0.6, "busy", 0.15, size=1.0)],
         batch_size=8,
         ends_at=0.8,
     ),
+    "callbacks that are asked for by batch, some while the broker is away": _plan(
+        hooks=[
+            *(
+                Hook(0.2, "acme", f"order-{number}", 0.3, (Answered(500),), in_batch=True)
+                for number in (1, 2)
+            ),
+            Hook(0.205, "globex", "order-1", 0.35),
+            Hook(0.55, "globex", "order-2", 0.7, cancel_at=0.6),
+            *(Hook(0.56, "acme", f"order-{number}", 0.65, in_batch=True) for number in (3, 4)),
+        ],
+        faults=[Fault(0.4, "outage", 0.5)],
+        ends_at=1.2,
+    ),
     "a crash right after callbacks were handed over": _plan(
         hooks=[Hook(1.6, "acme", f"order-{number}", 2.4, (Answered(500),)) for number in (1, 2, 3)],
-        faults=[Fault(2.6, "crash", 0.02)],
+        faults=[Fault(2.66, "crash", 0.02)],
         disk_latency_s=0.03,
         ends_at=5.5,
         crash_from_s=2.3,
@@ -363,8 +385,8 @@ def undisturbed(story: str, folder: Path, template: Path) -> Tally:
     return _run(STORIES[story], folder, template, CrashReport())
 
 
-def places_by_step(story: str, folder: Path, template: Path) -> list[set[Place]]:
-    """Return where the service waits before each step of a story in which nobody kills it."""
+def watched(story: str, folder: Path, template: Path) -> tuple[Tally, list[set[Place]]]:
+    """Tell a story in which nobody kills the service, and say where it waits before each step."""
     found: list[set[Place]] = []
     with _world(STORIES[story], folder, template) as world:
 
@@ -372,8 +394,8 @@ def places_by_step(story: str, folder: Path, template: Path) -> list[set[Place]]
             found.append(places_of(world.process.tasks) if world.process is not None else set())
 
         world.on_counting = lambda: setattr(world.loop, "before_step", look)
-        world.run()
-    return found
+        tally = world.run()
+    return tally, found
 
 
 def every_crash(steps: int) -> Iterator[CrashPoint]:
@@ -386,23 +408,20 @@ def every_crash(steps: int) -> Iterator[CrashPoint]:
             yield CrashPoint(step, after=False, down_for=QUICK_S, again_in=again_in)
 
 
-def some_crashes(shop: Workshop) -> dict[str, list[CrashPoint]]:
-    """Return crashes for each story: at each place in the first two that meet it, and at every 80th step."""
-    met: Counter[Place] = Counter()
-    return {story: list(_some_crashes(places_by_step(story, *shop), met)) for story in STORIES}
+def some_crashes(places: dict[str, list[set[Place]]]) -> dict[str, list[CrashPoint]]:
+    """Return crashes for each story: at each place in the first that meets it, and at every 120th step."""
+    met: set[Place] = set()
+    return {story: list(_some_crashes(places[story], met)) for story in STORIES}
 
 
-def _some_crashes(places: list[set[Place]], met: Counter[Place]) -> Iterator[CrashPoint]:
-    seen: set[Place] = set()
+def _some_crashes(places: list[set[Place]], met: set[Place]) -> Iterator[CrashPoint]:
     for step, waits_at in enumerate(places):
-        new = waits_at - seen
-        if any(met[place] < 2 for place in new):
+        if waits_at - met:
             yield CrashPoint(step, after=False, down_for=QUICK_S)
-        elif step % 80 == 0:
-            again_in = step % 90 if step % 160 == 0 else None
+        elif step % 120 == 0:
+            again_in = step % 90 if step % 240 == 0 else None
             yield CrashPoint(step, after=True, down_for=SLOW_S, again_in=again_in)
-        met.update(new)
-        seen |= new
+        met |= waits_at
 
 
 def crash_everywhere(
@@ -449,13 +468,7 @@ NEVER_WAITS = {
     ): "only where the claim fails: otherwise the question is answered by then",
     ("workflows/decide_timer.py", "self._work([waiting])"): "only after an error that nobody expects",
     ("bootstrap.py", "enter_async_context(way_in)"): "the simulation has no HTTP",
-    ("timers.py", "self._desk.decide_all(requests)"): "the same",
-    ("workflows/decide_timer.py", "self._placed([_Waiting("): "the same",
-    ("workflows/decide_timer.py", "self._store.decide(placed,"): "the same",
     ("workflows/decide_timer.py", "async with self._turn:"): "only where two decide at once",
-    ("workflows/decide_timer.py", "last_seen_position()"): "only for requests that come over HTTP",
-    ("adapters/nats/source.py", "self._positions.seen()"): "the same",
-    ("adapters/nats/positions.py", "newest_position(await"): "the same",
     ("adapters/sqlite/store.py", "async with self._writer.lock:"): "only where two write at once",
     ("adapters/sqlite/writer.py", "async with self.lock:"): "the same",
     ("adapters/sqlite/store.py", "async with self._claiming:"): "the service looks once at a time",

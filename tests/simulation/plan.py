@@ -9,10 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from tests.simulation.clock import START_MS
+from tests.simulation.hooks import AWAY_S, CALLING, PATIENT, Hook, some_hooks
 from tests.simulation.model import Wish
-from timer_service.domain.delivery import CallResult
+from timer_service.domain.callback import DEFAULT_DELAYS
 
-SEEDS = (*range(55), 66, 70, 73, 101, 116, 133, 140)
+SEEDS = (*range(24), 32, 45, 61, 66, 70, 101, 110, 116, 169, 181)
 """What the default run plays: the first, and some for the faults and bugs that these do not have."""
 TENANTS = ("acme", "Acme", "globex", "umbrella_1")
 CALLS = (
@@ -61,21 +62,6 @@ class Asking:
     body: bytes
     wish: Wish | None
     """None for what an operator asks, and for nonsense: it has to be answered, and no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """A timer with a callback that a tenant asks for over the REST API, and what its receiver does."""
-
-    at: float
-    tenant: str
-    call: str
-    due_s: float
-    answers: tuple[CallResult, ...] = ()
-    """What becomes of one request after the other; whatever comes later is taken."""
-    delays_s: tuple[float, ...] = (0.1, 0.1, 0.2, 0.2)
-    receiver: str = "receiver"
-    cancel_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +145,11 @@ class Plan:
         )
 
     @property
+    def callbacks_s(self) -> float:
+        """How long after the last fault callbacks may take."""
+        return max((hook.longest_s for hook in self.hooks), default=0.0)
+
+    @property
     def only_restarts(self) -> bool:
         """Whether broker and disk work all the time, so that an orderly end leaves nothing half done."""
         return self.crash is None and all(fault.kind in RESTARTS for fault in self.faults)
@@ -209,6 +200,8 @@ def make_plan(seed: int) -> Plan:
         _vary(Random(f"wanted-{seed}"), plan)
     if seed % SILENT == 7:
         _add_silence(Random(f"silence-{seed}"), plan)
+    if seed % CALLING == 3:
+        _add_hooks(Random(f"hooks-{seed}"), plan, lasts, patient=seed // CALLING % PATIENT == 0)
     return plan
 
 
@@ -549,6 +542,20 @@ def _add_silence(random: Random, plan: Plan) -> None:
     plan.faults.append(Fault(at, "commands silent", lasts))
     plan.faults.sort(key=lambda fault: fault.at)
     plan.ends_at = max(plan.ends_at, at + lasts)
+
+
+def _add_hooks(random: Random, plan: Plan, lasts: float, *, patient: bool) -> None:
+    """Let tenants ask for callbacks; the patient ones are repeated for days."""
+    plan.hooks = some_hooks(random, lasts, patient=patient)
+    # The next attempt is told by the clock: after one that goes wrong and is set right nobody waits for it.
+    plan.faults = [fault for fault in plan.faults if fault.kind not in ("step", "drift") and not patient]
+    at = 1.0 + lasts + 200.0
+    for _ in DEFAULT_DELAYS if patient else ():
+        plan.faults.append(Fault(at, "stop", AWAY_S))
+        at += AWAY_S + 20.0
+        plan.faults.append(Fault(at, "crash", 0.5, steps=random.randrange(60)))
+        at += random.choice((5.0, 30.0))
+        plan.ends_at = at
 
 
 def _crash(random: Random, at: float) -> Fault:

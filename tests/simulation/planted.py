@@ -177,7 +177,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
     "a fresh id for a repetition": lambda: _fresh_id(messages.DueTimeReached),
     "earlier than instead of not later than": lambda: _together(
-        sql("FIND_DUE", "due_at <= :now", "due_at < :now", looks),
+        sql("FIND_DUE", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_OF_TENANT", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
     ),
@@ -228,6 +228,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
         looks.Looks,
         "find",
         ("for key in (*claimed, *held_back.timers)", "for key in held_back.timers"),
+    ),
+    "a timer that was changed is fired as it was read": lambda: rewritten(
+        looks.Looks, "saved", ("self._ahead.saved(timers)", "pass")
     ),
     "an unmarked timer is given back before its mark": lambda: _together(
         rewritten(
@@ -406,7 +409,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
     ),
     "a delivery is opened outside the transaction of its mark": lambda: _together(
-        rewritten(marks.Marks, "_execute", ("if mark.sink is Sink.HTTP:", "if False:")),
+        rewritten(marks.Marks, "_execute", ("if mark.sink is Sink.HTTP", "if False")),
         rewritten(
             marks.Marks,
             "_mark_all",

@@ -17,12 +17,13 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
+from timer_service.adapters.alarm import loop_alarm
 from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.session import SessionMeans
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.adapters.sqlite.opening import open_sqlite_store
-from timer_service.adapters.system import SystemClock
+from timer_service.adapters.system import NS_PER_MS, SystemClock
 from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
 from timer_service.service.run import Service, run_service
@@ -111,7 +112,9 @@ def parts_of(machine: Machine) -> Parts:
     limits = SqliteLimits(max_scanned_rows=3, max_visited_tenants=2, max_log_bytes=machine.log_limit_bytes)
     open_sqlite = partial(open_sqlite_store, driver=machine.disk.connect, limits=limits)
     return Parts(
-        make_clock=partial(SystemClock, wall_ms=wall.now_ms, boot_ms=wall.boot_ms),
+        make_clock=partial(
+            SystemClock, wall_ns=lambda: wall.now_ms() * NS_PER_MS, boot_ms=wall.boot_ms, alarm=loop_alarm
+        ),
         chance=machine.chance,
         elapsed_s=machine.loop.time,
         open_store=partial(open_store, open_sqlite=open_sqlite),

@@ -12,22 +12,34 @@ from tests.simulation import __main__ as runner
 from tests.simulation.plan import SEEDS, make_plan
 from tests.simulation.world import FAULT_KINDS, Tally, Workshop, run_seed
 
-PART = 16
+PARTS = 2
 
 
-@pytest.mark.parametrize("first", range(0, len(SEEDS), PART))
+@pytest.mark.parametrize("first", range(PARTS))
 def test_every_invariant_holds_whatever_a_seed_chooses(shop: Workshop, first: int) -> None:
-    tallies = [run_seed(seed, *shop) for seed in SEEDS[first : first + PART]]
+    tallies = [run_seed(seed, *shop) for seed in SEEDS[first::PARTS]]
 
     broken = [tally.seed for tally in tallies if tally.violations]
     story = "\n".join(run_seed(broken[0], *shop, verbose=True).story) if broken else ""
     assert not broken, f"seeds {broken} break an invariant; the story of the first:\n{story}"
+    met = {
+        "commands": sum(tally.counts.commands for tally in tallies),
+        "refused messages": sum(tally.counts.refused for tally in tallies),
+        "definite answers": sum(tally.counts.definite_answers for tally in tallies),
+        "events": sum(tally.counts.fired for tally in tallies),
+        "events published again": sum(tally.counts.published_again for tally in tallies),
+        "crashes": sum(tally.crashes for tally in tallies),
+        "outages": sum(tally.outages for tally in tallies),
+        "store errors": sum(tally.store_errors for tally in tallies),
+    }
+    assert min(met.values()) > 0, met
 
 
 FOUND = {
     37: "every timer that was ever asked about left an entry in memory",
-    206: "nothing so far: an expiry in doubt is told again here, which few seeds have",
-    303: "nothing so far: a timer comes in here between the last reading of the store and the sleep",
+    150: "nothing so far: an expiry in doubt is told again here, which few seeds have",
+    264: "nothing so far: a timer is changed here between its event and its mark",
+    370: "nothing so far: a timer comes in here between the last reading of the store and the sleep",
     522: "requests for a due timer kept it from firing until they gave up",
     1706: "a cancel through the stream came too late, and a call found the timer cancelled",
     1793: "as 522, with three requests",
@@ -99,19 +111,3 @@ def test_the_seeds_meet_every_kind_of_fault() -> None:
     met = {fault.kind for seed in SEEDS for fault in make_plan(seed).faults}
 
     assert met == FAULT_KINDS
-
-
-def test_the_seeds_meet_everything_that_can_go_wrong_on_the_way(shop: Workshop) -> None:
-    tallies = [run_seed(seed, *shop) for seed in range(10)]
-
-    met = {
-        "commands": sum(tally.counts.commands for tally in tallies),
-        "refused messages": sum(tally.counts.refused for tally in tallies),
-        "definite answers": sum(tally.counts.definite_answers for tally in tallies),
-        "events": sum(tally.counts.fired for tally in tallies),
-        "events published again": sum(tally.counts.published_again for tally in tallies),
-        "crashes": sum(tally.crashes for tally in tallies),
-        "outages": sum(tally.outages for tally in tallies),
-        "store errors": sum(tally.store_errors for tally in tallies),
-    }
-    assert min(met.values()) > 0, met

@@ -518,6 +518,7 @@ class World:
             self.model.is_refused(stream.messages[sequence].position) for sequence in left
         )
         limit_s = LETTERS_SETTLED_AFTER_S if refused else SETTLED_AFTER_S
+        limit_s += self.plan.callbacks_s
         late = self.model.overdue() or self.callbacks.owed()
         if waited_s < limit_s and (left or late or not self._is_well()):
             self.loop.world_at(self.loop.time() + 1.0, self._check_settled)

@@ -13,6 +13,7 @@ from pathlib import Path
 from nats.aio.client import Client
 
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 
 SHIPPED_PERMISSIONS = Path(__file__).parents[2] / "deploy" / "nats" / "roles.conf"
 SERVICE_LOGIN = {
@@ -27,12 +28,6 @@ def nats_server_binary() -> str:
     found = str(own) if own.exists() else shutil.which("nats-server")
     assert found, "nats-server is missing: make install brings it"
     return found
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def told(client: Client) -> None:

@@ -6,6 +6,7 @@ Starting Python and importing everything takes longer than most commands do.
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -14,9 +15,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import IO, NoReturn
 
 LONGEST_REQUEST = 1_000_000
+READ_AT_THE_START = ("PYTHON", "LANG", "LC_", "LD_")
 
 
 class Forked:
@@ -24,6 +28,8 @@ class Forked:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
         self._answers = link.makefile("r")
         self.pid = int(self._answers.readline())
         self.returncode: int | None = None
@@ -46,6 +52,12 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def _ended(self) -> None:
         self.returncode = int(self._answers.readline())
         self._answers.close()
@@ -53,17 +65,40 @@ class Forked:
 
 
 def start_forked(
-    arguments: tuple[str, ...], cwd: Path, settings: dict[str, str], output: int, errors: int
+    arguments: tuple[str, ...],
+    cwd: Path,
+    settings: dict[str, str],
+    output: int,
+    errors: int,
+    *,
+    program: str = "timer-service",
 ) -> Forked | None:
-    """Start one command; return None where a fresh Python is needed."""
-    if _environment() != _INHERITED:
-        return None  # The test has changed what Python itself may read.
-    request = json.dumps([arguments, str(cwd), settings]).encode()
+    """Start one command in a group of its own; return None where a fresh Python is needed."""
+    environment = _environment()
+    if _for_python(environment) != _for_python(_INHERITED):
+        return None
+    request = json.dumps([[program, *arguments], str(cwd), {**environment, **settings}]).encode()
     link = socket.socket(socket.AF_UNIX)
     link.connect(_forker())
     socket.send_fds(link, [len(request).to_bytes(4)], [output, errors])
     link.sendall(request)
     return Forked(link)
+
+
+def converse_forked(
+    arguments: tuple[str, ...], cwd: Path, settings: dict[str, str], program: str = "timer-service"
+) -> Forked | None:
+    """Start one command whose output is read while it runs; return None where a fresh Python is needed."""
+    (output, to_output), (errors, to_errors) = os.pipe(), os.pipe()
+    process = start_forked(arguments, cwd, settings, to_output, to_errors, program=program)
+    os.close(to_output)
+    os.close(to_errors)
+    if process is None:
+        os.close(output)
+        os.close(errors)
+        return None
+    process.stdout, process.stderr = os.fdopen(output, encoding="utf-8"), os.fdopen(errors, encoding="utf-8")
+    return process
 
 
 def run_forked(
@@ -92,7 +127,12 @@ def _environment() -> dict[str, str]:
     }
 
 
-# At import: later a test may have begun to change what Python itself reads.
+def _for_python(environment: dict[str, str]) -> dict[str, str]:
+    """Return what Python itself reads when it starts."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_START)}
+
+
+# At import: later a test may have begun to change it.
 _INHERITED = _environment()
 
 
@@ -145,7 +185,7 @@ def _carry_out(link: socket.socket) -> list[str]:
     request = b""
     while len(request) < int.from_bytes(head):
         request += link.recv(LONGEST_REQUEST)
-    arguments, cwd, settings = json.loads(request)
+    arguments, cwd, environment = json.loads(request)
     child = os.fork()
     if child:
         link.sendall(f"{child}\n".encode())
@@ -156,16 +196,47 @@ def _carry_out(link: socket.socket) -> list[str]:
     os.dup2(errors, 2)
     os.closerange(3, 64)
     os.chdir(cwd)
-    os.environ.update(settings)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.setsid()
     return list(arguments)
+
+
+def _end(code: int | str | None) -> NoReturn:
+    """End as Python does, except that what was shared is not taken down, which would copy its pages."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # Nobody reads it: let Python say so in its own way.
+        sys.exit(code)
+    if not isinstance(code, int):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 if __name__ == "__main__":
     # As `python -m timer_service` finds it: not beside this file.
     sys.path.pop(0)
-    from timer_service import bootstrap
+    from timer_client import wire
+    from timer_service import bootstrap, page, rest_api
+    from timer_service.adapters.endpoints import ENDPOINTS
+    from timer_service.adapters.http import server
     from timer_service.cli import main
+    from timer_service.testing import virtual
 
-    assert bootstrap  # Every command has what it needs.
-    sys.argv = ["timer-service", *_serve(sys.argv[1])]
-    sys.exit(main())
+    assert all((bootstrap, page, rest_api, server, virtual))  # Every command has what it needs.
+    for endpoint in ENDPOINTS:  # A service describes them at its start, and that takes longest.
+        wire.json_schema(endpoint.request)
+        wire.answer_schema(endpoint.answer)
+    # What was loaded stays to the end: no process looks for garbage in it, which would copy its pages.
+    gc.freeze()
+    sys.argv = _serve(sys.argv[1])
+    try:
+        ended: int | str | None = main()
+    except SystemExit as ending:
+        ended = ending.code
+    _end(ended)

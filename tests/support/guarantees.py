@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ BEGIN, END = "<!-- counts: begin -->\n", "<!-- counts: end -->\n"
 
 Counts = dict[str, Any]
 AT_LEAST, AT_MOST = "at least", "at most"
+MOST_SHOWN = 10
+"""Lines about what is broken."""
 
 ASKED: dict[str, dict[str, tuple[str, float]]] = {
     "make simulate": {"seeds": (AT_LEAST, 5_000), "violations": (AT_MOST, 0)},
@@ -30,6 +33,10 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
         ),
     },
     "make kills": {"timers lost, doubled or wrong": (AT_MOST, 0)},
+    "make power-cuts": {
+        "power cuts, no two of which left the same files": (AT_LEAST, 2_000),
+        "damaged, or something acknowledged gone": (AT_MOST, 0),
+    },
     "make consumer-kills": {
         f"{kind}: {name}": bound
         for kind in ("SQLite", "PostgreSQL")
@@ -37,6 +44,20 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
             ("kill -9 of a worker", (AT_LEAST, 200)),
             ("timers without effect", (AT_MOST, 0)),
             ("effects done twice", (AT_MOST, 0)),
+        )
+    },
+    "make flow-kills": {
+        f"{kind}: {name}": bound
+        for kind in ("SQLite", "PostgreSQL")
+        for name, bound in (
+            ("runs", (AT_LEAST, 1_000)),
+            ("kill -9 of a worker", (AT_LEAST, 100)),
+            ("kill -9 of the service", (AT_LEAST, 20)),
+            ("kill -9 of the broker", (AT_LEAST, 10)),
+            ("runs lost", (AT_MOST, 0)),
+            ("runs with a wrong result", (AT_MOST, 0)),
+            ("transactions not done exactly once", (AT_MOST, 0)),
+            ("steps repeated without a kill", (AT_MOST, 0)),
         )
     },
     "make callback-races": {
@@ -60,6 +81,11 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
             ("kill to first repeated call, worst s", (AT_MOST, longest_s)),
         )
     },
+    "make callback-crowd": {
+        "tenants, each with a receiver of its own": (AT_LEAST, 100_000),
+        "called more than once": (AT_MOST, 0),
+        "most memory of the service in MB": (AT_MOST, 200),
+    },
     "make callback-cluster": {
         "callbacks of two instances at one instant": (AT_LEAST, 20_000),
         **dict.fromkeys(
@@ -71,7 +97,8 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
         ),
     },
     "make flow-crashes": {
-        "sqlite: crash scenarios": (AT_LEAST, 500),
+        "memory: crash scenarios": (AT_LEAST, 500),
+        "sqlite: crash scenarios": (AT_LEAST, 5_000),
         "postgres: crash scenarios": (AT_LEAST, 500),
         "violations": (AT_MOST, 0),
     },
@@ -81,6 +108,12 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
             ("lost", "early", "published more than once", "stored more than once"), (AT_MOST, 0.0)
         ),
     },
+    "make soak": {
+        "growth per hour: memory in MB": (AT_MOST, 1),
+        "growth per hour: open files": (AT_MOST, 1),
+        **dict.fromkeys(("lost", "early"), (AT_MOST, 0)),
+    },
+    "make mutants": {"killed, in % of those that change behaviour": (AT_LEAST, 90)},
     "make fuzz": {
         "inputs": (AT_LEAST, 1_000_000),
         "uncaught exceptions, slow inputs, growth": (AT_MOST, 0),
@@ -99,6 +132,21 @@ def record(command: str, counts: Counts, docs: Path = DOCS) -> None:
     (docs / COUNTS).write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
     page.write_text(before + begin + render(kept) + END + rest.partition(END)[2], "utf-8")
+
+
+def conclude(counts: Counts, broken: Sequence[str], command: str | None) -> int:
+    """Tell what a proof has counted and the first of what it found broken; keep the counts as a command's.
+
+    Returns the exit code.
+    """
+    for line in broken[:MOST_SHOWN]:
+        print(line, file=sys.stderr)
+    width = max(map(len, counts))
+    for name, count in counts.items():
+        print(f"{name:<{width}}  {count:>12}")
+    if command is not None:
+        record(command, counts)
+    return 1 if broken else 0
 
 
 def asked_of(command: str) -> dict[str, tuple[str, float]]:

@@ -22,8 +22,8 @@ from urllib.parse import quote, urlsplit
 
 import asyncpg
 
-from tests.support.broker import free_port
 from tests.support.patience import PATIENCE_S
+from tests.support.ports import free_port
 from timer_service.adapters.postgres.deliveries import PostgresDeliveries
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
@@ -42,6 +42,7 @@ from timer_service.ports.delivery_store import (
     Finished,
     Lane,
     Place,
+    WaitingDelivery,
 )
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
@@ -51,6 +52,7 @@ from timer_service.ports.timer_store import (
     StoreCounts,
     TimerQuery,
 )
+from timer_service.testing import START
 
 UNPRIVILEGED_USER = "nobody"
 """PostgreSQL refuses to run as root; where the tests do, it runs as this user."""
@@ -209,6 +211,51 @@ async def fresh_schema() -> AsyncIterator[str]:
         await execute(shared_server_url(), f"DROP SCHEMA {name} CASCADE")
 
 
+_MANY_ROWS = 1_000
+_TABLES = (
+    "timer_schedules",
+    "timer_stream_epochs",
+    "timer_callbacks",
+    "callback_attempts",
+    "callback_deliveries",
+    "callback_instances",
+    "timer_tenant_secrets",
+    "timer_api_keys",
+    "timer_page_actions",
+)
+_migrated_schemas: list[str] = []
+
+
+@asynccontextmanager
+async def migrated_schema() -> AsyncIterator[str]:
+    """Return an address with all tables, which are empty; it is used again, because migrations take long.
+
+    A test that changes the tables themselves needs a fresh schema.
+    """
+    if _migrated_schemas:
+        name = _migrated_schemas.pop()
+    else:
+        name = _new_name()
+        await execute(shared_server_url(), f"CREATE SCHEMA {name}")
+        async with open_postgres_store(_within(name), lambda: START):
+            pass
+    yield _within(name)
+    connection = await asyncpg.connect(_within(name))
+    try:
+        await _empty(connection)
+    finally:
+        await connection.close()
+    _migrated_schemas.append(name)
+
+
+async def _empty(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Delete all rows; truncating takes longer where they are few."""
+    if await connection.fetchval("SELECT count(*) FROM timer_schedules") > _MANY_ROWS:
+        await connection.execute(f"TRUNCATE {', '.join(_TABLES)}")
+    else:
+        await connection.execute(";".join(f"DELETE FROM {table}" for table in _TABLES))
+
+
 @asynccontextmanager
 async def fresh_database(**settings: str) -> AsyncIterator[str]:
     """Return the address of an empty database on the shared server."""
@@ -260,10 +307,7 @@ async def database_clock() -> AsyncIterator[DatabaseClock]:
     connection = await asyncpg.connect(_within(name))
     try:
         yield DatabaseClock(_within(name), connection)
-        await connection.execute(
-            "TRUNCATE timer_schedules, timer_stream_epochs, timer_callbacks, callback_deliveries,"
-            " callback_attempts, callback_instances"
-        )
+        await _empty(connection)
         _schemas_with_clock.append(name)
     finally:
         await connection.close()
@@ -277,6 +321,8 @@ class InStep:
         self._clock = clock
         self.deliveries = DeliveriesInStep(store.deliveries, clock)
         self.insight = store.insight
+        self.sealed_headers = store.sealed_headers
+        self.secrets, self.api_keys, self.audit = store.secrets, store.api_keys, store.audit
 
     @property
     def max_claims(self) -> int:
@@ -325,6 +371,9 @@ class InStep:
 class DeliveriesInStep:
     """The same for deliveries."""
 
+    is_shared = True
+    gathers_s = 0.0
+
     def __init__(self, store: PostgresDeliveries, clock: DatabaseClock) -> None:
         self._store = store
         self._clock = clock
@@ -334,6 +383,10 @@ class DeliveriesInStep:
     ) -> DuePage:
         await self._clock.set(now)
         return await self._store.due(now, limit, after=after, lane=lane)
+
+    async def due_among(self, keys: Sequence[TimerKey], now: datetime) -> list[WaitingDelivery]:
+        await self._clock.set(now)
+        return await self._store.due_among(keys, now)
 
     async def claim(self, keys: Sequence[TimerKey], now: datetime) -> Sequence[ClaimedDelivery]:
         await self._clock.set(now)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked import Forked, run_forked, start_forked
+from tests.support.forked import Forked, converse_forked, run_forked, start_forked
 from tests.support.patience import PATIENCE_S
 
 
@@ -143,13 +143,27 @@ def run_cli(
     return finished
 
 
-def start_cli(*arguments: str, cwd: Path, **settings: object) -> "subprocess.Popen[str]":
+def start_cli(*arguments: str, cwd: Path, **settings: object) -> "subprocess.Popen[str] | Forked":
     """Start one command of the command line whose output the test reads while it runs."""
+    named = {f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}
+    return converse_forked(arguments, cwd, named) or _start_fresh(arguments, cwd, named)
+
+
+def end_cli(process: "subprocess.Popen[str] | Forked") -> None:
+    """End a command with SIGTERM and read no more of it."""
+    process.terminate()
+    process.wait(PATIENCE_S)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _start_fresh(arguments: tuple[str, ...], cwd: Path, named: dict[str, str]) -> "subprocess.Popen[str]":
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
     return subprocess.Popen(
         [sys.executable, "-m", "timer_service", *arguments],
         cwd=cwd,
-        env={**clean, **{f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}},
+        env={**clean, **named},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -165,7 +179,7 @@ def run_or_kill(
     finished = run_forked(arguments, cwd, named, timeout_s)
     if finished is not None:
         return finished
-    process = start_cli(*arguments, cwd=cwd, **settings)
+    process = _start_fresh(arguments, cwd, named)
     try:
         output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

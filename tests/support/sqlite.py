@@ -13,6 +13,11 @@ After = Callable[[str], Awaitable[None]]
 """Called with each statement once it is done; what it raises is raised by the statement."""
 
 
+def due_ms(text: str) -> str:
+    """Return how SQL makes a number of the text of a due time, for rows that a test writes by hand."""
+    return f"unixepoch(substr({text}, 1, 10) || ' ' || substr({text}, 12, 8)) * 1000 + substr({text}, 21, 3)"
+
+
 async def _nothing(_: str) -> None:
     """Let the statement end as it does."""
 

@@ -27,9 +27,14 @@ def start_worker(
     url: str, prefix: str, tenant: str, database: str, **options: object
 ) -> "subprocess.Popen[str]":
     """Start a worker; it says what it does, line by line, on its standard output."""
+    return start_program("tests.support.worker", url, prefix, tenant, database, **options)
+
+
+def start_program(module: str, *arguments: str, **options: object) -> "subprocess.Popen[str]":
+    """Start a module as a program whose standard output the test reads."""
     named = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.worker", url, prefix, tenant, database, *named],
+        [sys.executable, "-m", module, *arguments, *named],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -46,8 +51,12 @@ async def prepare(database: str) -> None:
 
 async def effects(database: str) -> list[str]:
     """Return what was done, once for each time it was."""
+    return await read_column(database, "SELECT service_call_id FROM effects")
+
+
+async def read_column(database: str, statement: str) -> list[str]:
+    """Return the first column of what a statement finds."""
     async with open_database(database) as connection:
-        statement = "SELECT service_call_id FROM effects"
         if isinstance(connection, aiosqlite.Connection):
             return [row[0] for row in await connection.execute_fetchall(statement)]
         return [row[0] for row in await connection.fetch(statement)]
@@ -66,13 +75,18 @@ async def open_database(database: str) -> AsyncIterator[Any]:
         yield connection
 
 
-async def work(options: argparse.Namespace) -> None:
+@asynccontextmanager
+async def connected(options: argparse.Namespace) -> AsyncIterator[tuple[Timers, asyncio.Event]]:
+    """Connect as the tenant; SIGTERM sets the event."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     connection = await nats.connect(options.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
-    timers = Timers(connection, tenant=options.tenant, prefix=options.prefix)
+    yield Timers(connection, tenant=options.tenant, prefix=options.prefix), stop
+    await connection.close()
 
-    async with open_database(options.database) as database:
+
+async def work(options: argparse.Namespace) -> None:
+    async with connected(options) as (timers, stop), open_database(options.database) as database:
         commits = itertools.count(1)
 
         async def handle(firing: Firing) -> None:
@@ -93,7 +107,6 @@ async def work(options: argparse.Namespace) -> None:
         ):
             print("ready", flush=True)
             await stop.wait()
-    await connection.close()
 
 
 async def _write(transaction: Any, service_call_id: str) -> None:
@@ -103,14 +116,18 @@ async def _write(transaction: Any, service_call_id: str) -> None:
         await transaction.execute("INSERT INTO effects VALUES ($1, $2)", service_call_id, os.getpid())
 
 
-def main() -> None:
+def read_options(*more: str, **usual: int) -> argparse.Namespace:
+    """Read where to work, and numbers that have a usual value."""
     parser = argparse.ArgumentParser()
-    for name in ("url", "prefix", "tenant", "database"):
+    for name in ("url", "prefix", "tenant", "database", *more):
         parser.add_argument(name)
-    usual = {"concurrency": 4, "prefetch": 0, "ack-wait-ms": 2_000, "pause-ms": 1, "die-at": 0}
     for name, number in usual.items():
-        parser.add_argument(f"--{name}", type=int, default=number)
-    asyncio.run(work(parser.parse_args()))
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=number)
+    return parser.parse_args()
+
+
+def main() -> None:
+    asyncio.run(work(read_options(concurrency=4, prefetch=0, ack_wait_ms=2_000, pause_ms=1, die_at=0)))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 from random import Random
 
-from tests.support.guarantees import record
+from tests.support.guarantees import conclude
 from tests.torture.ledger import Findings
 from tests.torture.peace import in_peace
 from tests.torture.site import NEMESES, Site
 
-MOST_SHOWN = 10
 SERVICE, BROKER = "kill -9 of the service", "kill -9 of the broker"
 
 
@@ -71,14 +70,7 @@ def main() -> int:
             counts = site.ledger.summary(found, **{f"most {name}": most for name, most in site.most.items()})
             counts["ended by itself"] = len(site.ended_by_itself)
         counts["seconds"] = round(time.monotonic() - started)
-    for line in broken[:MOST_SHOWN]:
-        print(line, file=sys.stderr)
-    width = max(map(len, counts))
-    for name, count in counts.items():
-        print(f"{name:<{width}}  {count:>12}")
-    if options.record is not None:
-        record(options.record, counts)
-    return 1 if broken else 0
+    return conclude(counts, broken, options.record)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from pathlib import Path
 from nats.errors import Error as NatsError
 
 from tests.support.broker import NatsServer
-from tests.support.guarantees import record
+from tests.support.guarantees import conclude
 from tests.support.messages import in_seconds
 from tests.support.process import TimerServiceProcess
 from tests.support.world import World
@@ -22,7 +22,6 @@ from tests.torture.machine import Machine
 
 NEAR = [f"near-{number}" for number in range(6)]
 AT_ONCE = 4
-MOST_SHOWN = 10
 
 
 @dataclass(slots=True)
@@ -155,19 +154,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
         outcomes = asyncio.run(kill_at_every_step(Path(folder), options.jobs))
     broken = [f"step {o.step}: {problem}" for o in outcomes for problem in o.problems]
-    for line in broken[:MOST_SHOWN]:
-        print(line, file=sys.stderr)
     counts: dict[str, object] = {
         "writes and syncs of the store": outcomes[0].steps,
         "processes killed before one of them": sum(o.lives - 1 for o in outcomes),
         "timers lost, doubled or wrong": len(broken),
         "seconds": round(time.monotonic() - started),
     }
-    for name, count in counts.items():
-        print(f"{name:<40}{count:>10}")
-    if options.record is not None:
-        record(options.record, counts)
-    return 1 if broken else 0
+    return conclude(counts, broken, options.record)
 
 
 if __name__ == "__main__":

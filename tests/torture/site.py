@@ -262,17 +262,21 @@ class Site:
         self._measure()
 
     def _measure(self) -> None:
+        now = self.measured()
+        self.most = {name: max(most, round(now.get(name, 0))) for name, most in self.most.items()}
+
+    def measured(self) -> dict[str, float]:
+        """Return what the service takes at this moment; nothing if it does not run."""
         process = Path(f"/proc/{self.service.pid}")
         if not self.service.is_running or not process.exists():
-            return
+            return {}
         pages = int((process / "statm").read_text().split()[1])
         log = self.db_path.with_name(self.db_path.name + "-wal")
-        now = {
-            "memory in MB": pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000,
+        return {
+            "memory in MB": pages * os.sysconf("SC_PAGE_SIZE") / 1_000_000,
             "open files": len(list((process / "fd").iterdir())),
-            "log of the database in MB": log.stat().st_size // 1_000_000 if log.exists() else 0,
+            "log of the database in MB": log.stat().st_size / 1_000_000 if log.exists() else 0,
         }
-        self.most = {name: max(most, now[name]) for name, most in self.most.items()}
 
     async def settle(self) -> Findings:
         """Let everything that is due come out, end the service, and look at what is there."""

@@ -10,6 +10,7 @@ from tests.support.broker import NatsServer
 from tests.torture.__main__ import BROKER, SERVICE, torture
 from tests.torture.kills import kill_at
 from tests.torture.ledger import Findings, Firing, Ledger, Order
+from tests.torture.soak import growth
 
 KEY = ("acme", "order-1")
 DUE_MS = 1_800_000_000_000
@@ -88,3 +89,9 @@ async def test_nothing_is_lost_where_the_process_dies_before_a_write_or_sync(
     assert [(outcome.step, outcome.lives, outcome.problems) for outcome in outcomes] == [
         (step, 2, []) for step in steps
     ]
+
+
+def test_what_is_taken_more_of_is_told_per_hour() -> None:
+    looks = [(60.0 * minute, {"memory": 70.0 + minute, "files": 30.0}) for minute in range(30)]
+
+    assert (round(growth(looks, "memory"), 6), growth(looks, "files")) == (60.0, 0.0)

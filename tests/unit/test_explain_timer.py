@@ -12,7 +12,7 @@ from timer_service.domain.callback import Callback, Sink
 from timer_service.domain.cause import Cause
 from timer_service.domain.delivery import DeliveryState, open_delivery
 from timer_service.domain.messages import Position
-from timer_service.domain.spoken import moment_text, span_text
+from timer_service.domain.spoken import moment_text, span_text, whole_span_text
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.event_trail import Reader, Reading, Trail
@@ -334,11 +334,24 @@ def test_consumers_that_are_behind_are_named_first() -> None:
         (timedelta(hours=1), "1 h"),
         (timedelta(hours=1, seconds=5), "1 h"),
         (timedelta(days=3, hours=4, minutes=5), "3 d 4 h"),
-        (timedelta(days=400), "400 d"),
+        (timedelta(days=4000), "4,000 d"),
     ],
 )
 def test_a_span_is_told_in_its_two_largest_units(span: timedelta, text: str) -> None:
     assert span_text(span) == text
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(milliseconds=999), "0 s"),
+        (timedelta(milliseconds=-1500), "1 s"),
+        (timedelta(hours=2, minutes=13, seconds=5), "2 h 13 min"),
+        (timedelta(hours=1, seconds=5), "1 h"),
+    ],
+)
+def test_a_span_that_is_counted_on_has_whole_seconds(span: timedelta, text: str) -> None:
+    assert whole_span_text(span) == text
 
 
 def test_a_moment_has_its_date_unless_it_is_of_today() -> None:

@@ -21,7 +21,6 @@ TAKE_A_LIMIT_FIRST = {"timeout", "join", "wait", "until", "next_msg"}
 SHORT_BY_DEFAULT = re.compile(r"\.jetstream$|(client|connection)\.request$")
 """nats-py waits 5 s and half a second where nobody says otherwise."""
 
-MEASURED_ON_REQUEST = {"test_postgres.py": "make test-cluster, which `make test` leaves out"}
 VIRTUAL = "simulation"
 """Its time is made up: no machine is slow in it."""
 ALLOWED = {
@@ -35,6 +34,8 @@ ALLOWED = {
     ("world.py", 'request("$JS.API.INFO", timeout=0.5)'): "tried again, up to PATIENCE_S",
     ("world.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
     ("test_consumer.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
+    ("test_postgres.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
+    ("test_postgres.py", 'request("$JS.API.INFO", timeout=0.5)'): "tried again, up to PATIENCE_S",
     ("kills.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
     ("test_callbacks.py", "client.request(method, self.url"): "aiohttp, which waits for five minutes",
     ("callback_site.py", "self._client.request(method, url"): "aiohttp, which waits for five minutes",
@@ -51,7 +52,7 @@ def test_no_test_waits_or_measures_in_seconds_that_a_slow_machine_exceeds() -> N
     found = [
         (path.name, line, reason)
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        if path.name not in MEASURED_ON_REQUEST and VIRTUAL not in path.parts
+        if VIRTUAL not in path.parts
         for line, reason in short_limits(path.read_text("utf-8"))
     ]
 

@@ -1,0 +1,1 @@
+"""Small mistakes, made one at a time, that some test has to notice."""

@@ -1,0 +1,76 @@
+"""A constant load for hours, and what the service takes meanwhile: it must not take more and more."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import linear_regression
+
+from tests.support.guarantees import conclude
+from tests.torture.site import Site
+
+EVERY_S = 5.0
+"""How often is looked."""
+WARM_S = 600.0
+"""Until then it may grow: caches fill, and Python keeps what it has once taken."""
+HOUR_S = 3_600.0
+
+Look = tuple[float, dict[str, float]]
+
+
+async def soak(
+    folder: Path, *, seconds: float, per_second: float, warm_s: float = WARM_S, every_s: float = EVERY_S
+) -> tuple[dict[str, object], list[str]]:
+    """Load the service for so long; count what came of it, and how much more it took per hour."""
+    site = Site(folder, seed=0)
+    looks: list[Look] = []
+    try:
+        await site.open()
+        over = asyncio.Event()
+        working = asyncio.ensure_future(site.tenants.work(per_second, over))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while (passed_s := loop.time() - began_s) < seconds:
+            looks.append((passed_s, site.measured()))
+            await asyncio.sleep(every_s)
+        over.set()
+        await working
+        found = await site.settle()
+    finally:
+        await site.close()
+    warm = [look for look in looks if look[0] >= min(warm_s, seconds / 2)]
+    counts: dict[str, object] = {
+        "timers accepted": found.accepted,
+        "fired": found.fired,
+        "lost": len(found.lost),
+        "early": len(found.early),
+        **{f"most {name}": round(max(look[name] for _, look in looks), 1) for name in looks[0][1]},
+        **{f"growth per hour: {name}": round(growth(warm, name), 2) for name in looks[0][1]},
+        "seconds": round(seconds),
+    }
+    return counts, found.violations + site.ended_by_itself
+
+
+def growth(looks: Sequence[Look], name: str) -> float:
+    """Return how much more of it is taken per hour, by a straight line through all looks."""
+    return linear_regression([at for at, _ in looks], [look[name] for _, look in looks]).slope * HOUR_S
+
+
+def main() -> int:
+    """Soak, print what was counted, and keep it if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60, help="how long (60)")
+    parser.add_argument("--rate", type=float, default=200, help="new timers per second (200)")
+    parser.add_argument("--record", metavar="COMMAND", help="keep the counts as those of this command")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
+        counts, broken = asyncio.run(
+            soak(Path(folder), seconds=options.minutes * 60, per_second=options.rate)
+        )
+    return conclude(counts, broken, options.record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
