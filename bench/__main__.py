@@ -12,10 +12,12 @@ from typing import Final
 
 from bench.beside import measure_answers
 from bench.callbacks import measure_callbacks
+from bench.flows import measure_flows
 from bench.harness import NotMeasured
 from bench.isolation import measure_isolation
 from bench.limits import Limits
 from bench.neighbours import measure_neighbours
+from bench.page import measure_page
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
 from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
@@ -70,6 +72,8 @@ PARTS: Final[dict[str, Measure]] = {
     "callbacks": measure_callbacks,
     "isolation": measure_isolation,
     "rest": measure_rest,
+    "page": measure_page,
+    "flows": measure_flows,
     "postgres": measure_postgres,
     "peers": measure_peers,
 }

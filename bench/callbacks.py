@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import trustme
+from tests.support.ports import free_port
 
 from bench import rows
 from bench.harness import (
@@ -17,7 +18,6 @@ from bench.harness import (
     NotMeasured,
     Rig,
     check_in_time,
-    free_port,
     now_ms,
     rig,
 )
@@ -131,7 +131,7 @@ def _pending(bench: Bench, count: int) -> Path:
 
 def steady(bench: Bench, parts: Rig, tenant: str = "acme") -> list[Arrival]:
     """Let callbacks be due one after another, all known ahead; return when each arrived."""
-    count = int(bench.plan.steady_s * RATE)
+    count = int(bench.plan.callback_s * RATE)
     receiver = CallbackReceiver(Receiving(count, DRAIN_TIMEOUT_S))
     due_ms = now_ms() + int(BURST_LEAD_S * 1000) + count // 5
     rows.insert(parts.service.db_path, rows.due_evenly(count, due_ms, RATE, tenant), receiver.origin)

@@ -50,8 +50,9 @@ def render(results: Results) -> str:
         "| | timer-service |",
         "|---|---|",
         *(f"| {what} | {_cell(values, names)} |" for what, names in _OWN_ROWS),
+        *_measured(values, _CALLBACK_ROWS),
         "",
-        _where(results["machine"]),
+        _where(results),
     ]
     return "\n".join(lines)
 
@@ -95,8 +96,45 @@ _OWN_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
         "a small tenant's lateness beside another's burst of 100,000, p99",
         ("fairness/small tenant at 10/s beside a burst of 100,000: p99",),
     ),
-    ("memory with 1,000,000 pending", ("scale/1,000,000 pending: RSS",)),
 ]
+
+_CALLBACK_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
+    (
+        "callbacks delivered and committed per second, kept connections / a new TLS connection each",
+        (
+            "callbacks/10,000 at one instant, delivered and committed",
+            "callbacks/2,000 at one instant, each over a new TLS connection",
+        ),
+    ),
+    (
+        "callbacks at 500 per second, due to sent, p50 / p99",
+        ("callbacks/500/s beside 10,000 pending: p50", "callbacks/500/s beside 10,000 pending: p99"),
+    ),
+]
+_REST_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
+    (
+        "timers created over REST per second, one by one / by batches of 1,000",
+        ("rest/create, 32 connections: timers", "rest/create by batches of 1,000: timers"),
+    ),
+    (
+        "callbacks at 500 per second beside 1,000,000 pending, due to sent, p50 / p99",
+        ("callbacks/500/s beside 1,000,000 pending: p50", "callbacks/500/s beside 1,000,000 pending: p99"),
+    ),
+    (
+        "callbacks beside 10,000 due ones of another tenant to a receiver that hangs, p50 / p99",
+        (
+            "isolation/callbacks beside 10,000 due callbacks of another tenant to a receiver that hangs: p50",
+            "isolation/callbacks beside 10,000 due callbacks of another tenant to a receiver that hangs: p99",
+        ),
+    ),
+]
+
+
+def _measured(values: Values, rows: list[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Return the rows of parts that may be measured later than the others, without those that were not."""
+    return [
+        f"| {what} | {_cell(values, names)} |" for what, names in rows if not values.keys().isdisjoint(names)
+    ]
 
 
 def render_sizing(results: Results) -> str:
@@ -107,6 +145,7 @@ def render_sizing(results: Results) -> str:
         "| what | measured |",
         "|---|---|",
         *(f"| {what} | {_cell(values, names)} |" for what, names in _SIZING_ROWS),
+        *_measured(values, _REST_ROWS),
         "",
         f"Service, broker, load and subscriber shared {machine['cpus']} cores ({machine['cpu']}).",
         "[bench/README.md](../bench/README.md) says how it was measured; `make bench` measures yours.",
@@ -215,9 +254,12 @@ _SIZING_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
 ]
 
 
-def _where(machine: Mapping[str, Any]) -> str:
+def _where(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    again = results["run"].get("updated", {}).get("machine", machine)
+    days = " and ".join(dict.fromkeys(each["at"][:10] for each in (machine, again)))
     return (
-        f"Measured on {machine['at'][:10]}, everything on {machine['cpus']} cores ({machine['cpu']}); "
+        f"Measured on {days}, everything on {machine['cpus']} cores ({machine['cpu']}); "
         "[bench/README.md](bench/README.md) says how."
     )
 

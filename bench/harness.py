@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from tests.support.ports import free_port
 
 from bench import listen, load, receiver
 from bench.nats_socket import NatsError, NatsSocket
@@ -46,12 +47,6 @@ def check_in_time(due_ms: int) -> None:
     """Make sure that everything was ready before the first timer was due."""
     if now_ms() >= due_ms:
         raise NotReady(NOT_READY)
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def nats_server_binary() -> str:
@@ -233,7 +228,7 @@ class Listener:
     def __init__(self, broker: Broker, count: int, timeout_s: float, subject: str = EVENTS) -> None:
         self._count = count
         wanted = listen.Listening(broker.port, subject, count, timeout_s)
-        self._process = _spawn(listen.arguments(wanted))
+        self._process = spawn(listen.arguments(wanted))
         assert self._process.stdout is not None
         assert self._process.stdout.readline().strip() == listen.READY
 
@@ -251,7 +246,7 @@ class CallbackReceiver:
 
     def __init__(self, wanted: receiver.Receiving) -> None:
         self._count = wanted.count
-        self._process = _spawn(receiver.arguments(wanted))
+        self._process = spawn(receiver.arguments(wanted))
         assert self._process.stdout is not None
         ready, port = self._process.stdout.readline().split()
         assert ready == receiver.READY
@@ -275,7 +270,7 @@ class Generator:
     """A load in a process of its own."""
 
     def __init__(self, wanted: load.Load) -> None:
-        self._process = _spawn(load.arguments(wanted))
+        self._process = spawn(load.arguments(wanted))
 
     def seconds(self) -> float:
         """Wait until all is sent and acknowledged; return how long that took."""
@@ -285,8 +280,13 @@ class Generator:
         return float(json.loads(output)["seconds"])
 
 
-def _spawn(arguments: list[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+def spawn(arguments: list[str]) -> "subprocess.Popen[str]":
+    """Start a process that prints what it found."""
+    # Without a buffer, Python drops what a pipe does not take at once of a long line.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,10 +102,13 @@ def run(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
 class OnPostgres(TimerService):
     """The real process on a database that others may share."""
 
-    def __init__(self, folder: Path, broker: Broker, url: str, log_level: str) -> None:
+    def __init__(
+        self, folder: Path, broker: Broker, url: str, log_level: str, settings: Mapping[str, str]
+    ) -> None:
         folder.mkdir(parents=True)
-        super().__init__(folder, broker, folder / "unused.db", log_level)
-        self._settings["TIMER_STORE_URL"] = url
+        super().__init__(
+            folder, broker, folder / "unused.db", log_level, {**settings, "TIMER_STORE_URL": url}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +125,16 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Cluster]:
+def cluster(
+    bench: Bench, on: PostgresServer, instances: int, settings: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
     """Set up a broker and instances that are not started yet."""
     folder = bench.new_folder()
     folder.mkdir(parents=True)
     with database(on) as url:
         broker = Broker(folder / "broker")
         services = [
-            OnPostgres(folder / f"instance{number}", broker, url, bench.log_level)
+            OnPostgres(folder / f"instance{number}", broker, url, bench.log_level, settings or {})
             for number in range(instances)
         ]
         try:

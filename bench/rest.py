@@ -1,12 +1,13 @@
 """The REST API: how many timers it takes per second."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Final
 
+from tests.support.ports import free_port
+
 from bench import rest_load
-from bench.harness import NotMeasured, free_port, rig
+from bench.harness import NotMeasured, rig, spawn
 from bench.report import Figure, Goal, median, percentile
 from bench.rest_load import BATCH, Done, RestLoad
 from bench.workloads import Bench
@@ -54,5 +55,8 @@ def _created(bench: Bench, requests: int, connections: int, *, batch: bool) -> D
 
 def send(load: RestLoad) -> Done:
     """Send a load from a process of its own and wait for its end."""
-    output = subprocess.run(rest_load.arguments(load), check=True, capture_output=True, text=True).stdout
+    process = spawn(rest_load.arguments(load))
+    output, _ = process.communicate()
+    if process.returncode:
+        raise NotMeasured("the load failed")
     return Done(**json.loads(output))

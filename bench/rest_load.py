@@ -29,7 +29,7 @@ class RestLoad:
     pause_s: float = 0.0
     """Between an answer and the next request of a connection."""
     lasts_s: float = 0.0
-    """Send the first request again and again for so long, instead of each once."""
+    """Flood for so long, instead of sending each request once: create, list and send what is refused."""
     first: int = 0
     """Number of the first timer."""
 
@@ -56,18 +56,32 @@ def _bodies(load: RestLoad) -> Iterator[bytes]:
         yield (f'{{"timers":[{",".join(timers)}]}}' if load.batch else timers[0]).encode()
 
 
+def _creations(load: RestLoad) -> Iterator[bytes]:
+    path = f"{load.path}:batch" if load.batch else load.path
+    return (_written(load, "POST", path, body) for body in islice(_bodies(load), load.requests))
+
+
+def _flood(load: RestLoad) -> list[bytes]:
+    """Return one request of each kind that a greedy tenant may send again and again."""
+    return [
+        *(_written(load, "POST", load.path, body) for body in islice(_bodies(load), 1)),
+        _written(load, "GET", f"{load.path}?limit=100"),
+        _written(load, "POST", load.path, b'{"dueAt": "soon"}'),
+    ]
+
+
+def _written(load: RestLoad, method: str, path: str, body: bytes = b"") -> bytes:
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: bench\r\nx-api-key: {load.key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 async def run(load: RestLoad) -> Done:
     """Send all requests and wait for every answer."""
-    bodies = _bodies(load)
-    path = f"{load.path}:batch" if load.batch else load.path
-    fixed = (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\nx-api-key: {load.key}\r\ncontent-type: application/json\r\n"
-    )
     # Made before: what the load takes to write its requests is not measured.
-    made = [
-        f"{fixed}content-length: {len(body)}\r\n\r\n".encode() + body
-        for body in islice(bodies, 1 if load.lasts_s else load.requests)
-    ]
+    made = _flood(load) if load.lasts_s else list(_creations(load))
     ends_s = time.monotonic() + load.lasts_s
     ready = takewhile(lambda _: time.monotonic() < ends_s, cycle(made)) if load.lasts_s else iter(made)
     statuses: dict[str, int] = {}

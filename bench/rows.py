@@ -22,8 +22,9 @@ Row = tuple[str, str, str, str, str, str | None, str | None, int]
 
 _INSERT: Final = """
 INSERT INTO timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
-  correlation_id, reached_at, stream_created_us, stream_sequence)
-VALUES (?, ?, ?, ?, 1, ?, ?, ?, 1, ?)
+  correlation_id, reached_at, stream_created_us, stream_sequence, pending_due_ms)
+VALUES (?1, ?2, ?3, ?4, 1, ?5, ?6, ?7, 1, ?8, CASE ?3 WHEN 'Scheduled' THEN
+  unixepoch(substr(?4, 1, 10) || ' ' || substr(?4, 12, 8)) * 1000 + substr(?4, 21, 3) END)
 """
 
 _TO_HTTP: Final = """
@@ -45,8 +46,9 @@ _INDEXES: Final = "SELECT name, sql FROM main.sqlite_schema WHERE type = 'index'
 _GROW: Final = """
 WITH RECURSIVE copy(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM copy WHERE n + 1 < :times)
 INSERT INTO main.timer_schedules (tenant_id, service_call_id, state, due_at, generation, registered_at,
-  stream_created_us, stream_sequence)
-SELECT tenant_id, service_call_id || '-' || n, state, due_at, 1, registered_at, 1, stream_sequence
+  correlation_id, reached_at, stream_created_us, stream_sequence, pending_due_ms)
+SELECT tenant_id, service_call_id || '-' || n, state, due_at, 1, registered_at, correlation_id, reached_at, 1,
+  stream_sequence, pending_due_ms
 FROM source.timer_schedules CROSS JOIN copy
 """
 
@@ -97,7 +99,7 @@ def insert_deliveries(path: Path, waiting: int, due: int) -> None:
 
 
 def grow(path: Path, source: Path, times: int) -> None:
-    """Fill a database with each pending timer of another one this many times, under ids of their own.
+    """Fill a database with each timer of another one this many times, under ids of their own.
 
     Without indexes, in the order of the table, and the indexes afterwards: ten million timers take a minute
     this way and half an hour one by one. The file is smaller than one that has grown, so it is not measured.

@@ -117,10 +117,11 @@ def _first_firing_s(parts: Rig) -> float:
 
 
 def _disk(bench: Bench, pending: int, database: Path) -> Iterator[Figure]:
+    empty = _empty_bytes(bench)
     yield Figure(
         "scale",
         f"{pending:,} pending: disk per timer",
-        database.stat().st_size / pending,
+        (database.stat().st_size - empty) / pending,
         "B",
         "the bytes in its columns",
         _content_bytes(),
@@ -129,9 +130,18 @@ def _disk(bench: Bench, pending: int, database: Path) -> Iterator[Figure]:
     if pending == bench.plan.pending[0]:
         correlated = bench.new_folder().with_suffix(".db")
         rows.create(correlated, rows.pending(pending, correlated=True))
-        size = correlated.stat().st_size / pending
+        size = (correlated.stat().st_size - empty) / pending
         yield Figure("scale", f"{pending:,} pending: disk per timer with a correlation id", size, "B")
         rows.remove(correlated)
+
+
+def _empty_bytes(bench: Bench) -> int:
+    """Return the size of a file without timers: it has all tables and indexes already."""
+    path = bench.new_folder().with_suffix(".db")
+    rows.create(path)
+    size = path.stat().st_size
+    rows.remove(path)
+    return size
 
 
 def _content_bytes() -> float:
