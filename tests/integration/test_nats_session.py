@@ -276,6 +276,33 @@ class _Attached:
         self.client = None
 
 
+class _SlowToStart(_Attached):
+    """A part that takes its time to listen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_listen = asyncio.Event(), asyncio.Event()
+
+    async def start(self, client: TolerantClient) -> None:
+        self.begun.set()
+        await self.may_listen.wait()
+        await super().start(client)
+
+
+async def test_the_broker_counts_as_away_until_requests_are_listened_for(
+    shared_broker: NatsServer, prefix: str
+) -> None:
+    part, bus = _SlowToStart(), new_bus(shared_broker.url, prefix)
+    bus.attach(part)
+    async with bus.running(), asyncio.timeout(PATIENCE_S):
+        await part.begun.wait()
+        before = bus.source.problem
+        part.may_listen.set()
+        await until_connected(bus)
+
+    assert before == "not connected yet"
+
+
 async def test_the_late_end_of_an_earlier_connection_harms_no_part_of_the_present_one(
     shared_broker: NatsServer, prefix: str
 ) -> None:

@@ -52,8 +52,13 @@ class NatsCommandSource:
 
     @property
     def problem(self) -> str | None:
-        """Why no command can be received now: no broker, no stream or no consumer on it."""
-        return self._silence if self._inbox.is_open else self._outage.reason
+        """Why no command can be received now: no broker, no stream or no consumer on it.
+
+        An outage lasts until everything works on the new connection: who reads here that nothing is wrong may
+        send a request, and requests are listened for last.
+        """
+        is_usable = self._inbox.is_open and self._outage.since is None
+        return self._silence if is_usable else self._outage.reason
 
     async def last_position(self) -> Position:
         """Ask the broker for the newest command in the stream."""
