@@ -154,3 +154,19 @@ async def test_a_mark_that_comes_later_has_a_transaction_of_its_own(store: Sqlit
     await marks.mark([reached("order-2", 0)])
 
     assert transactions.begun == 2
+
+
+async def test_a_callback_waits_for_no_mark_that_gathers_and_takes_it_along(store: SqliteTimerStore) -> None:
+    transactions = _Transactions(store._writer.connection)
+    transactions.free.set()
+    marks = Marks(store._writer.connection, transactions.begin, gather_s=3_600)
+    gathering = asyncio.ensure_future(marks.mark([reached("order-1", 0)]))
+    await _rest()
+
+    async with asyncio.timeout(PATIENCE_S):
+        marked = await marks.mark([reached("order-2", 0)], Sink.HTTP)
+
+    gathering.cancel()
+    await asyncio.wait({gathering})
+    assert (marked, transactions.begun) == (1, 1)
+    assert [await _state(store, number) for number in (1, 2)] == [TimerState.REACHED, TimerState.REACHED]

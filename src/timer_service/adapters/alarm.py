@@ -12,7 +12,7 @@ Alarm = Callable[[float, Callable[[], None]], AbstractContextManager[None]]
 """Calls back after some seconds, unless the block has ended by then."""
 
 _CLOCK_MONOTONIC: Final = 1
-_NS_PER_S: Final = 1_000_000_000
+NS_PER_S: Final = 1_000_000_000
 
 
 class _Span(ctypes.Structure):
@@ -83,6 +83,6 @@ def _started(create: Callable[..., int], settime: Callable[..., int], seconds: f
     if timer < 0:
         return None
     # Not zero: that would stop the timer.
-    whole, rest = divmod(max(1, round(seconds * _NS_PER_S)), _NS_PER_S)
+    whole, rest = divmod(max(1, round(seconds * NS_PER_S)), NS_PER_S)
     settime(timer, 0, ctypes.byref(_Setting(first=_Span(whole, rest))), None)
     return timer

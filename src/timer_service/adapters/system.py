@@ -12,12 +12,11 @@ from typing import Final
 
 import structlog
 
-from timer_service.adapters.alarm import Alarm, precise_alarm
+from timer_service.adapters.alarm import NS_PER_S, Alarm, precise_alarm
 from timer_service.domain.messages import EPOCH
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 NS_PER_MS: Final = 1_000_000
-NS_PER_S: Final = 1_000_000_000
 _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger(__name__)

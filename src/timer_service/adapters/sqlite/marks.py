@@ -83,9 +83,11 @@ class Marks:
         self,
         writer: aiosqlite.Connection,
         transaction: Callable[[], AbstractAsyncContextManager[Changes]],
+        gather_s: float = GATHER_S,
     ) -> None:
         self._writer = writer
         self._transaction = transaction
+        self._gather_s = gather_s
         self._turn = asyncio.Lock()
         self._waiting: list[_Mark] = []
 
@@ -93,12 +95,12 @@ class Marks:
         """Mark each timer whose published generation still stands; return how many."""
         mark = _Mark(events, sink)
         self._waiting.append(mark)
+        # A callback is sent once its timer is marked, so that does not wait; and it takes along what does.
+        if sink is Sink.BUS and len(events) < FEW:
+            await asyncio.sleep(self._gather_s)
         async with self._turn:
             # Whoever had the turn before may have done this too.
             if mark.marked is None and mark.error is None:
-                # A callback is sent once its timer is marked, so that does not wait.
-                if sink is Sink.BUS and len(events) < FEW:
-                    await asyncio.sleep(GATHER_S)
                 await self._mark_all()
         if mark.error is not None:
             raise mark.error
