@@ -45,6 +45,7 @@ async def test_the_way_of_a_timer_is_explained_from_its_refusal_to_its_acknowled
     await world.schedule("acme", "order-0", messages.in_seconds(-1))
     await world.schedule("acme", "order-1", messages.in_seconds(-1))
     await world.wait_for_events(2)
+    await world.wait_for_row("acme", "order-1", state="Reached")
     fired = await explained(world, "order-1")
     assert (fired["cause"], fired["sequence"], fired["stream"]) == ("fired", 2, world.events_stream)
     assert fired["consumers"] == [{"name": "acme-billing", "reading": "waiting"}]

@@ -6,6 +6,7 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.postgres import execute, migrated_schema
 from tests.support.timers import ACME, at, call, correlation, schedule, scheduled_timer
 from timer_service.adapters.postgres.connections import Address, Connections, open_connections
@@ -169,7 +170,7 @@ async def test_every_question_has_a_limit_that_the_server_keeps(
 async def test_no_setting_of_a_question_outlives_it(answers: Connections) -> None:
     before = await answers.fetch("SHOW statement_timeout")
 
-    await answers.ask("SELECT 1", limit_s=0.5)
+    await answers.ask("SELECT 1", limit_s=PATIENCE_S)
 
     assert await answers.fetch("SHOW statement_timeout") == before
     assert [tuple(row) for row in await answers.fetch("SHOW transaction_read_only")] == [("off",)]

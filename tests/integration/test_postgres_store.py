@@ -58,6 +58,10 @@ from timer_service.workflows.schedule_timers import schedule_timers
 
 REPOSITORY = Path(__file__).parents[2]
 NOW = at(0)
+SILENT_S = 1.0
+"""After this a claim is lost; a slow machine needs less for what comes before."""
+GIVEN_UP_AFTER_S = 2.0
+"""How long a store waits for a connection; a slow machine needs less to get one that is free."""
 
 
 @pytest.fixture
@@ -365,7 +369,7 @@ async def test_a_claim_comes_free_the_moment_its_connection_ends(
 
 
 async def test_a_claim_whose_instance_is_silent_for_too_long_comes_free(url: str) -> None:
-    async with opened(url, limits=PostgresLimits(claim_timeout_s=0.2)) as silent, opened(url) as other:
+    async with opened(url, limits=PostgresLimits(claim_timeout_s=SILENT_S)) as silent, opened(url) as other:
         await silent.apply(due(3), NOW)
 
         async with silent.claim_due(NOW, 10) as claim:
@@ -381,7 +385,7 @@ async def test_a_claim_whose_instance_is_silent_for_too_long_comes_free(url: str
 
 
 async def test_the_late_mark_of_a_lost_claim_changes_nothing(url: str) -> None:
-    async with opened(url, limits=PostgresLimits(claim_timeout_s=0.2)) as silent, opened(url) as other:
+    async with opened(url, limits=PostgresLimits(claim_timeout_s=SILENT_S)) as silent, opened(url) as other:
         await silent.apply(due(3), NOW)
         async with silent.claim_due(NOW, 10) as lost:
 
@@ -400,7 +404,7 @@ async def test_the_late_mark_of_a_lost_claim_changes_nothing(url: str) -> None:
 
 
 async def test_a_late_mark_leaves_a_timer_that_was_rescheduled_meanwhile(url: str) -> None:
-    async with opened(url, limits=PostgresLimits(claim_timeout_s=0.2)) as silent, opened(url) as other:
+    async with opened(url, limits=PostgresLimits(claim_timeout_s=SILENT_S)) as silent, opened(url) as other:
         await silent.apply([schedule("order-1", -1, number=1)], NOW)
         async with silent.claim_due(NOW, 10) as lost:
             await other.apply([schedule("order-1", 60, number=2)], NOW)  # Waits for the end of the claim.
@@ -1018,7 +1022,7 @@ async def test_a_server_without_a_free_connection_is_busy() -> None:
 
 
 async def test_a_store_whose_own_connections_are_all_in_use_is_busy(url: str) -> None:
-    async with opened(url, limits=PostgresLimits(acquire_timeout_s=0.1)) as store:
+    async with opened(url, limits=PostgresLimits(acquire_timeout_s=GIVEN_UP_AFTER_S)) as store:
         await store.apply(due(3), NOW)
 
         async with AsyncExitStack() as stack:
@@ -1108,7 +1112,7 @@ async def test_no_command_waits_for_a_hint_and_only_the_nearest_is_told(
 async def test_a_hint_that_could_not_be_told_does_not_silence_the_next(
     url: str,
 ) -> None:
-    limits = PostgresLimits(acquire_timeout_s=1.0)
+    limits = PostgresLimits(acquire_timeout_s=GIVEN_UP_AFTER_S)
     heard: asyncio.Queue[datetime] = asyncio.Queue()
     async with (
         opened(url, limits=limits) as teller,
