@@ -7,6 +7,8 @@ import socket
 import sqlite3
 import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,6 +129,27 @@ async def test_a_disk_that_fails_under_a_call_ends_the_service_too(world: World,
     assert answer["code"] == "500"
     assert code == 1
     assert service.stderr[-1].startswith("timer-service: ")
+
+
+async def test_a_disk_that_fails_under_a_request_over_http_ends_the_service_too(
+    world: World, disk: Disk
+) -> None:
+    port, key = free_port(), "a-key-for-the-rest-api-of-this-test"
+    service = world.service(api_port=port, api_key=key).start_ready()
+    body = json.dumps({"dueAt": iso(in_seconds(3600))}).encode()
+    headers = {"X-API-Key": key, "Content-Type": "application/json"}
+    url = f"http://127.0.0.1:{port}/v1/timers/order-1"
+
+    disk.fail(errno.EIO)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(url, body, headers, method="PUT"), timeout=PATIENCE_S)
+    with refused.value as answer:
+        told = answer.read().decode()
+    code = service.wait()
+
+    assert (answer.code, code) == (500, 1)
+    assert str(world.db_path) not in told
+    assert str(world.db_path) in service.stderr[-1]
 
 
 async def test_a_broker_that_is_away_is_told_once_not_per_try(world: World) -> None:

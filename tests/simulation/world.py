@@ -236,8 +236,9 @@ class World:
 
     def _exit_is_explained(self, error: BaseException) -> bool:
         """A store that fails for good, or that cannot be written at the start, ends the process."""
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
+        if isinstance(error, BaseExceptionGroup):
+            # One failure may be told by several: by a loop, and by the request that has met it.
+            return all(map(self._exit_is_explained, error.exceptions))
         return isinstance(error, CriticalError) and self.disk.injected > self._exit_expected
 
     def crash(self, down_for: float) -> None:

@@ -49,20 +49,21 @@ class Rig:
         self.broker = MemoryEventBus(self.clock, Subjects("timer"), batch_size=batch_size)
         self.bus = bus(self.broker)
         self.metrics = Metrics()
-        self.service = Service(
-            Surroundings(
-                store=RetryingStore(
-                    self.store, clock=self.clock, chance=lambda: chance, wrote=self.metrics.wrote
-                ),
-                source=self.bus,
-                sink=self.bus,
-                clock=self.clock,
-                chance=lambda: chance,
-                metrics=self.metrics,
-                deliveries=self.store.deliveries,
-                sender=sender,
-                elapsed_s=lambda: self.clock.elapsed_s,
+        self.around = Surroundings(
+            store=RetryingStore(
+                self.store, clock=self.clock, chance=lambda: chance, wrote=self.metrics.wrote
             ),
+            source=self.bus,
+            sink=self.bus,
+            clock=self.clock,
+            chance=lambda: chance,
+            metrics=self.metrics,
+            deliveries=self.store.deliveries,
+            sender=sender,
+            elapsed_s=lambda: self.clock.elapsed_s,
+        )
+        self.service = Service(
+            self.around,
             poll_interval_s=POLL_S,
             batch_size=batch_size,
             precise_wakeup=precise_wakeup,

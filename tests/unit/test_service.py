@@ -22,7 +22,7 @@ from timer_service.domain.messages import Command, Event, TenantId, TimerKey
 from timer_service.domain.timer import TimerState
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts, TimerQuery
 from timer_service.service.fire import LOOK_AGAIN_S
 from timer_service.service.purge import PURGE_INTERVAL_S
 from timer_service.service.run import run_service
@@ -568,6 +568,31 @@ async def test_a_failure_that_nobody_can_heal_ends_both_loops(method: str) -> No
     with pytest.raises(ExceptionGroup) as caught:
         async with asyncio.timeout(PATIENCE_S):
             await rig.service.run()
+
+    assert [str(error) for error in caught.value.exceptions] == ["the disk is gone"]
+
+
+@pytest.mark.parametrize("method", ["decide", "get", "list_timers", "count"])
+async def test_a_store_that_fails_for_whoever_asks_ends_the_service(method: str) -> None:
+    async def failing(*_: object) -> None:
+        raise StoreFailed("the disk is gone")
+
+    rig = Rig()
+    arguments: dict[str, tuple[object, ...]] = {
+        "decide": ([schedule("order-1", 60)], START),
+        "get": (ACME, call("order-1")),
+        "list_timers": (TimerQuery(ACME),),
+        "count": (START,),
+    }
+    running = asyncio.ensure_future(rig.service.run())
+    await rig.clock.until_waits(1)
+
+    setattr(rig.store, method, failing)
+    with pytest.raises(StoreFailed):
+        await getattr(rig.around.store, method)(*arguments[method])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(PATIENCE_S):
+            await running
 
     assert [str(error) for error in caught.value.exceptions] == ["the disk is gone"]
 

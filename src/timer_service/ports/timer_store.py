@@ -8,6 +8,7 @@ from typing import Protocol
 
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
+from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import (
     Command,
     CorrelationId,
@@ -194,6 +195,8 @@ class PatientStore(TimerStore, Protocol):
 
     on_wait: Callable[[], None]
     """Called after each wait for a store that is unwell: waiting is not being stuck."""
+    on_failure: Callable[[CriticalError], None]
+    """Called if a request or a question has met a failure after which nothing may go on."""
     problem_since: datetime | None
     """When the store began to fail; None if all is well."""
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from timer_service.domain.callback import Sink
+from timer_service.domain.errors import CriticalError
 from timer_service.domain.lanes import Lane
 from timer_service.domain.timer import Timer
 from timer_service.ports.explanation import Obstacle
@@ -82,7 +83,10 @@ class Service:
             self._callbacks = Callbacks(_firing(around, few, route=route), delivering)
         self._consuming = Consuming(around, self._commands_applied)
         self._purging = None if retention is None else Purging(around, retention, purge_batch)
+        self._failure: CriticalError | None = None
+        self._over = asyncio.Event()
         around.store.on_wait = self._watch.note_poll
+        around.store.on_failure = self._fail
 
     @property
     def callbacks(self) -> Callbacks | None:
@@ -99,12 +103,14 @@ class Service:
                     self._callbacks.start(loops)
                 if self._purging is not None:
                     loops.create_task(self._purging.run(), name="purge")
+                loops.create_task(self._end_with_the_store(), name="end")
 
     def stop(self) -> None:
         """Ask all loops to end at their next safe point."""
         for part in (self._store, self._consuming, self._firing, self._callbacks, self._purging):
             if part is not None:
                 part.stop()
+        self._over.set()
 
     def health(self) -> Health:
         """Say what is wrong at this moment."""
@@ -147,6 +153,16 @@ class Service:
         self._firing.wake_for(due_at)
         if self._callbacks is not None:
             self._callbacks.wake_before(due_at)
+
+    def _fail(self, error: CriticalError) -> None:
+        self._failure = error
+        self._over.set()
+
+    async def _end_with_the_store(self) -> None:
+        """Raise what has ended the store for somebody who waits for an answer: no loop may go on."""
+        await self._over.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _commands_applied(self, report: ScheduleReport) -> None:
         self._firing.commands_applied(report)
