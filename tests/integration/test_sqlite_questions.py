@@ -66,18 +66,30 @@ async def store(path: Path) -> AsyncIterator[SqliteTimerStore]:
         yield it
 
 
+def filled(path: Path, state: TimerState, apart: int) -> Path:
+    async def make() -> None:
+        async with open_sqlite_store(path, lambda: START) as store:
+            values = {"count": DEEP, "state": state.value, "apart": apart}
+            await store._writer.connection.execute(FILL, values)
+
+    asyncio.run(make())
+    return path
+
+
 @pytest.fixture(scope="module", params=[0, 1], ids=["one due time", "a due time each"])
 def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """Return a file with many reached timers of one tenant and one request, and how far apart they are."""
     path = tmp_path_factory.mktemp("deep") / "timers.db"
+    return filled(path, TimerState.REACHED, request.param), request.param
 
-    async def make() -> None:
-        async with open_sqlite_store(path, lambda: START) as store:
-            values = {"count": DEEP, "state": "Reached", "apart": request.param}
-            await store._writer.connection.execute(FILL, values)
 
-    asyncio.run(make())
-    return path, request.param
+@pytest.fixture(scope="module", params=[0, 1], ids=["one due time", "a due time each"])
+def deep_pending(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int]:
+    """Return the same with pending timers."""
+    path = tmp_path_factory.mktemp("deep_pending") / "timers.db"
+    return filled(path, TimerState.SCHEDULED, request.param), request.param
 
 
 @pytest.mark.parametrize(
@@ -92,7 +104,23 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ids=["all", "by state", "by correlation", "from a due time", "by correlation from a due time"],
 )
 async def test_the_first_page_and_the_last_cost_the_same(deep: tuple[Path, int], query: TimerQuery) -> None:
-    path, apart = deep
+    await check_first_and_last_page(*deep, query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        TimerQuery(ACME, limit=LIMIT),
+        TimerQuery(ACME, state=TimerState.SCHEDULED, limit=LIMIT),
+        TimerQuery(ACME, due_from=FIRST_DUE, limit=LIMIT),
+    ],
+    ids=["all", "by state", "from a due time"],
+)
+async def test_so_do_those_of_pending_timers(deep_pending: tuple[Path, int], query: TimerQuery) -> None:
+    await check_first_and_last_page(*deep_pending, query)
+
+
+async def check_first_and_last_page(path: Path, apart: int, query: TimerQuery) -> None:
     last = DEEP - LIMIT - 1
     after = (FIRST_DUE + timedelta(seconds=last * apart), call(f"order-{last:06}"))
     async with open_sqlite_store(path, lambda: START) as store:
