@@ -38,7 +38,7 @@ HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_POR
 
 
 def _rest_api(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
-    # Here, because to load FastAPI takes a quarter of the whole start.
+    # Here, because what it needs takes a while to load.
     from timer_service.rest_api import RestParts, rest_api  # noqa: PLC0415
 
     return rest_api(settings, RestParts(**parts))
@@ -301,7 +301,7 @@ def _http(
 
     app = create_app(observe=service.observe, health=service.health, metrics=metrics.text)
     listener = parts.listener or listen(settings.http_host, settings.http_port, remedy=HTTP_REMEDY)
-    return serving(app, listener)
+    return serving(app, listener, ws="none")
 
 
 def _nats_options(settings: Settings) -> NatsOptions:
