@@ -74,7 +74,9 @@ def build_app(settings: Settings, parts: RestParts) -> ApiApp:
     preview = HttpCallbackPreview(preparer, has_proxy=settings.callback_proxy is not None)
     dry_run = DryRunHandlers(builder, preview, parts.clock.now)
     deliveries = DeliveryHandlers(parts.deliveries, lambda tenant_id: _public_keys(keyring, tenant_id))
-    compact = CompactHandlers(parts.timers, parts.deliveries, desk, pending, parts.clock.now)
+    compact = CompactHandlers(
+        *(parts.timers, parts.deliveries, desk, pending, parts.clock.now), min_lead=settings.api_min_lead_span
+    )
     doorkeeper = Doorkeeper(
         parts.opened.api_keys,
         now=parts.clock.now,

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from tests.support.callbacks import VAULT, keyring_of
@@ -68,6 +69,7 @@ class Site:
     burst: int = 500
     max_pending: int = 0
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    min_lead: timedelta = timedelta()
     has_broker: bool = True
     has_proxy: bool = False
     allow: str = ""
@@ -107,7 +109,11 @@ class Site:
             *v1_routes(handlers),
             *dry_run_routes(DryRunHandlers(builder, preview, self.clock.now)),
             *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys)),
-            *compact_routes(CompactHandlers(self.timers, self.deliveries, desk, pending, self.clock.now)),
+            *compact_routes(
+                CompactHandlers(
+                    self.timers, self.deliveries, desk, pending, self.clock.now, min_lead=self.min_lead
+                )
+            ),
         )
         self.app = ApiApp(
             (*routes, *documents(routes)),

@@ -50,6 +50,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_API_PORT": "0",
         "TIMER_API_KEY": "",
         "TIMER_API_TENANT": "default",
+        "TIMER_API_MIN_LEAD": "0",
         "TIMER_MAX_PENDING": "0",
         "TIMER_PAGE_HOST": "127.0.0.1",
         "TIMER_PAGE_PORT": "0",
@@ -207,6 +208,7 @@ WRONG = [
     ("TIMER_BROKER_URL", "nats://a,ws://b", SERVERS),
     ("TIMER_CATCH_UP", "99ms", "a duration from 100ms to 1h such as 30s, or 0"),
     ("TIMER_CATCH_UP", "61m", "a duration from 100ms to 1h such as 30s, or 0"),
+    ("TIMER_API_MIN_LEAD", "61m", "a duration from 1ms to 1h such as 5s, or 0"),
     ("TIMER_MAX_CLOCK_STEP", "999ms", "a duration from 1s to 36500d such as 1h, or off"),
     ("TIMER_MAX_CLOCK_STEP", "36501d", "a duration from 1s to 36500d such as 1h, or off"),
     ("TIMER_RETENTION", "59s", "a duration from 1m to 36500d such as 30d or 12h, or off"),
@@ -257,6 +259,13 @@ def test_due_timers_wait_for_commands_as_long_as_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, value: str, seconds: float
 ) -> None:
     assert load(monkeypatch, TIMER_CATCH_UP=value).catch_up_span == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), ("5s", 5.0), ("1h", 3600.0)])
+def test_a_due_time_of_the_compact_dialect_is_as_far_ahead_as_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, value: str, seconds: float
+) -> None:
+    assert load(monkeypatch, TIMER_API_MIN_LEAD=value).api_min_lead_span == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(

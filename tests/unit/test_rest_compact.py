@@ -1,6 +1,7 @@
 """The compact dialect: /timers and /health, {code, message, data}, five statuses."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -190,6 +191,21 @@ async def test_errors_have_the_codes_of_the_dialect(site: Site) -> None:
     assert (unknown.status, unknown.json) == (404, {"code": 3, "message": "timer not found", "data": None})
     assert (stranger.status, stranger.json) == (401, {"code": 4, "message": "unauthorized", "data": None})
     assert (far.status, "cursor" in far.json["message"]) == (400, True)
+
+
+async def test_a_due_time_may_have_to_be_some_seconds_ahead() -> None:
+    site = await Site(has_broker=False, min_lead=timedelta(seconds=5)).open()
+
+    too_near = await create(site, format_time(at(5)))
+    created = await create(site, format_time(at(5.001)))
+    path = f"/timers/{created.json['data']['id']}"
+    moved = await site.ask("PUT", path, {"execute_at": format_time(at(4))})
+    other = await site.ask("PUT", path, {"callback_method": "PUT"})
+
+    detail = "execute_at must be more than 5 s in the future"
+    assert [(reply.status, reply.json["message"]) for reply in (too_near, moved)] == [(400, detail)] * 2
+    assert too_near.json["errors"][0]["pointer"] == "/execute_at"
+    assert (created.status, other.status) == (201, 200)
 
 
 async def test_health_needs_no_key(site: Site) -> None:

@@ -1,8 +1,11 @@
 """The settings of the REST API."""
 
+from datetime import timedelta
+
 from pydantic_settings import BaseSettings
 
 from timer_service.config import checks
+from timer_service.config.durations import parse_duration
 from timer_service.config.fields import setting
 
 
@@ -24,6 +27,11 @@ class ApiSettings(BaseSettings):
         "1 to 64 of A-Z a-z 0-9 _ -",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
     )
+    api_min_lead: checks.Lead = setting(
+        "0",
+        "How far ahead `execute_at` of the compact dialect must be at least; 0 allows any time in the future",
+        "a duration from 1ms to 1h such as 5s, or 0",
+    )
     max_pending: int = setting(
         0,
         "Pending timers of a tenant beyond which the REST API takes no new ones; 0 sets no limit",
@@ -31,3 +39,8 @@ class ApiSettings(BaseSettings):
         ge=0,
         le=1_000_000_000,
     )
+
+    @property
+    def api_min_lead_span(self) -> timedelta:
+        """How far ahead a due time of the compact dialect must be; zero if any in the future will do."""
+        return timedelta() if self.api_min_lead == "0" else parse_duration(self.api_min_lead)

@@ -218,6 +218,9 @@ AckWait = Annotated[int, WrapValidator(_milliseconds_between(1_000, 3_600_000))]
 CatchUp = Annotated[
     str, AfterValidator(_duration_between(timedelta(milliseconds=100), timedelta(hours=1), or_else="0"))
 ]
+Lead = Annotated[
+    str, AfterValidator(_duration_between(timedelta(milliseconds=1), timedelta(hours=1), or_else="0"))
+]
 ClockStep = Annotated[str, AfterValidator(_duration_between(timedelta(seconds=1), _ALWAYS, or_else="off"))]
 Retention = Annotated[str, AfterValidator(_duration_between(timedelta(minutes=1), _ALWAYS, or_else="off"))]
 ReadableFile = Annotated[Path, AfterValidator(_readable_file)]

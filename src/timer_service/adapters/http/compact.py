@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -95,12 +95,15 @@ class CompactHandlers:
         desk: CallbackDesk,
         pending: PendingLimit,
         now: Callable[[], datetime],
+        *,
+        min_lead: timedelta = timedelta(),
     ) -> None:
         self._timers = timers
         self._deliveries = deliveries
         self._desk = desk
         self._pending = pending
         self._now = now
+        self._min_lead = min_lead
         self._builder = CommandBuilder(desk, now, has_broker=False)
 
     async def create(self, request: Request) -> Answer:
@@ -203,8 +206,9 @@ class CompactHandlers:
         return _answer(200, "healthy", data)
 
     def _check_future(self, execute_at: datetime) -> None:
-        if execute_at <= self._now():
-            raise invalid("execute_at must be in the future", "/execute_at")
+        if execute_at <= self._now() + self._min_lead:
+            ahead = f"more than {self._min_lead.total_seconds():g} s in" if self._min_lead else "in"
+            raise invalid(f"execute_at must be {ahead} the future", "/execute_at")
 
     async def _get(self, request: Request) -> Timer:
         return await self._timers.get(request.caller.tenant_id, name_in(request))
