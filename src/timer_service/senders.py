@@ -69,6 +69,7 @@ async def open_callback_sender(
                 address_rules(settings),
                 proxy=settings.callback_proxy,
                 proxy_login=None if login is None else login.get_secret_value(),
+                keeps_answers=settings.callback_keep_answers,
             )
             keyring = Keyring(secrets, sealing, now, elapsed_s)
             opening = open_sender(keyring, HeaderVault(sealing), routing, ca_file=settings.callback_tls_ca)

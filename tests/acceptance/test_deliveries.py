@@ -39,9 +39,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.server.ids.append((self.headers["timer-id"], self.headers["webhook-id"]))
+        body = b"nobody is here"
         self.send_response(self.server.answer if self.path.startswith("/fail") else 200)
-        self.send_header("content-length", "0")
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         return
@@ -62,7 +64,7 @@ def receiving() -> Iterator[Receiver]:
 class Site:
     """A service without a broker, its API and a receiver."""
 
-    def __init__(self, folder: Path, receiver: Receiver) -> None:
+    def __init__(self, folder: Path, receiver: Receiver, **settings: object) -> None:
         self.port = free_port()
         self.folder = folder
         self.settings: dict[str, Any] = {
@@ -71,6 +73,7 @@ class Site:
             "api_port": self.port,
             "api_key": KEY,
             "callback_allow": receiver.url.removeprefix("http://"),
+            **settings,
         }
         self.service = TimerServiceProcess(folder, **self.settings)
 
@@ -123,7 +126,7 @@ async def test_a_service_killed_while_it_delivers_loses_no_callback_and_repeats_
 
 async def test_what_has_failed_is_listed_shown_and_sent_again_by_the_command_line(tmp_path: Path) -> None:
     with receiving() as receiver:
-        site = Site(tmp_path, receiver)
+        site = Site(tmp_path, receiver, callback_keep_answers=True)
         try:
             site.service.start().wait_for_log("service.started")
             await asyncio.to_thread(site.schedule, ["order-1", "order-2"], "/fail", receiver.url, 1)
@@ -144,7 +147,7 @@ async def test_what_has_failed_is_listed_shown_and_sent_again_by_the_command_lin
             site.service.close()
 
         assert {each["serviceCallId"] for each in listed} == {"order-1", "order-2"}
-        assert shown["attempts"][0]["status"] == 410
+        assert (shown["attempts"][0]["status"], shown["attempts"][0]["answer"]) == (410, "nobody is here")
         assert one["state"] in ("Waiting", "Delivered")
         assert rest == {"retried": 1}
         assert set(Counter(receiver.ids).values()) == {2}

@@ -456,7 +456,7 @@ async def fill_callbacks(url: str) -> None:
         for each in claimed:
             result = Answered(200 if each.delivery.service_call_id == "delivered" else 410)
             after = after_attempt(each.delivery, CALLBACK.retry, result, at(1), at(2), lambda: 0.0)
-            failure = Attempt(1, at(1), timedelta(seconds=1), 410, "gone") if after.error else None
+            failure = Attempt(1, at(1), timedelta(seconds=1), 410, "gone", "moved") if after.error else None
             finished.append(Finished(each.delivery, after, failure))
         assert await store.deliveries.finish(finished) == 2
 

@@ -357,6 +357,19 @@ async def test_a_failed_attempt_is_kept_and_the_next_one_waits_for_its_time(stor
     assert found.attempts == (Attempt(1, at(1), timedelta(milliseconds=7), 500, describe(FAIL)),)
 
 
+async def test_what_a_receiver_said_is_kept_with_the_attempt(store: Store) -> None:
+    await ask(store)
+    await fire(store)
+    [claimed] = await store.deliveries.claim([key("order-1")], at(0))
+    finished = outcome(claimed, FAIL)
+    assert finished.failure is not None
+    failure = replace(finished.failure, answer='{"why": "no ♥"}')
+
+    await store.deliveries.finish([replace(finished, failure=failure)])
+
+    assert (await record(store)).attempts == (failure,)
+
+
 async def test_the_newest_failed_attempts_are_kept(store: Store) -> None:
     retry = RetryPolicy((timedelta(),) * 50)
     await ask(store, callback=replace(CALLBACK, retry=retry))

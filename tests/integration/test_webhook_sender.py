@@ -159,6 +159,57 @@ async def test_a_large_answer_is_not_read_to_its_end_and_nothing_is_decompressed
     assert MAX_RESPONSE_BYTES == 16 * 1024
 
 
+def answer(status: int, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def test_nothing_of_an_answer_is_kept_unless_that_is_asked_for() -> None:
+    async with receiving(answer=answer(500, b"no such order")) as receiver, sending() as sender:
+        assert await sender.send(request_to(receiver.url())) == Answered(500)
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        (b"", None),
+        ("no such order ♥".encode(), "no such order ♥"),
+        (b"\x00\xff.", "\ufffd\ufffd."),
+        (b"x" * 5_000, "x" * 1_024),
+        ("♥".encode() * 1_000, "♥" * 341),
+    ],
+)
+async def test_the_beginning_of_a_failed_answer_is_kept_where_that_is_asked_for(
+    body: bytes, kept: str | None
+) -> None:
+    async with receiving(answer=answer(500, body)) as receiver, sending(keeps_answers=True) as sender:
+        assert await sender.send(request_to(receiver.url())) == Answered(500, said=kept)
+
+
+async def test_nothing_is_kept_of_an_answer_that_takes_the_callback() -> None:
+    async with receiving(answer=answer(200, b"thanks")) as receiver, sending(keeps_answers=True) as sender:
+        assert [await sender.send(request_to(receiver.url())) for _ in range(2)] == [Answered(200)] * 2
+
+
+async def test_of_an_answer_that_repeats_our_secrets_they_are_not_kept() -> None:
+    keyring = keyring_of()
+    await keyring.set_named(ACME, "token", "named-secret")
+    headers = {"Authorization": "Bearer ${secret:token}", "X-Key": "own secret", "Accept": "text/plain"}
+    secret = b"named-secret"
+    body = b"Bearer " + secret + b"|" + secret + b"|own secret|text/plain|" + b"." * 900 + secret * 20
+
+    async with (
+        receiving(answer=answer(401, body)) as receiver,
+        sending(keyring=keyring, keeps_answers=True) as sender,
+    ):
+        whole = await sender.send(request_to(receiver.url(), headers=headers))
+        receiver.answer = answer(401, b"you sent named-sec").replace(b"length: 18", b"length: 90")
+        cut_off = await sender.send(request_to(receiver.url(), headers=headers, timeout=SHORT))
+
+    masked = "*" * 19 + "|" + "*" * 12 + "|" + "*" * 10 + "|text/plain|" + "." * 900
+    assert whole == Answered(401, said=masked + "*" * (1_024 - len(masked)))
+    assert cut_off == Answered(401, said="you sent " + "*" * 9)
+
+
 async def test_a_status_counts_although_its_body_never_ends() -> None:
     async def trickle(_: Received, writer: asyncio.StreamWriter) -> bool:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")

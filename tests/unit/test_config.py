@@ -62,6 +62,7 @@ def test_every_setting_has_a_default_or_is_unset() -> None:
         "TIMER_PAGE_TITLE": "timer-service",
         "TIMER_PAGE_COLOUR": "teal",
         "TIMER_CALLBACK_ALLOW": "",
+        "TIMER_CALLBACK_KEEP_ANSWERS": "false",
         "TIMER_CALLBACK_MAX_BODY": "65536",
         "TIMER_CALLBACK_PROXY": "",
         "TIMER_CALLBACK_PROXY_LOGIN": "",

@@ -117,6 +117,18 @@ async def test_a_command_that_moves_a_callback_during_a_look_is_noticed_at_once(
     assert [request.sent_at for request in sender.sent] == [at(2)]
 
 
+async def test_what_the_receiver_said_is_kept_with_the_attempt_that_failed() -> None:
+    answers = iter([Answered(500, said="no such order"), Answered(200)])
+    rig = Rig(sender=ScriptedSender(lambda _: next(answers)), chance=0.0)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await pass_time(rig, 6)
+
+    [record] = (await rig.store.deliveries.get([(ACME, call("order-1"))])).values()
+    assert [attempt.answer for attempt in record.attempts] == ["no such order"]
+
+
 async def test_a_callback_is_repeated_by_its_schedule_under_the_same_id() -> None:
     sender = ScriptedSender(lambda _: FAIL)
     rig = Rig(sender=sender, chance=0.0)

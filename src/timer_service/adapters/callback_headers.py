@@ -142,6 +142,11 @@ def with_secrets(headers: Headers, secrets: Mapping[str, str]) -> Headers:
     return tuple((name, _REFERENCE.sub(lambda found: secrets[found[1]], value)) for name, value in headers)
 
 
+def secret_values(given: Headers, sent: Mapping[str, str]) -> list[str]:
+    """Return what was sent, by lower-case names, in those of the caller's headers that are not shown."""
+    return [sent[name.lower()] for name, _ in given if not _is_clear(name)]
+
+
 def _is_clear(name: str) -> bool:
     return name.lower() in _IN_CLEAR
 

@@ -23,7 +23,7 @@ DELIVERY_COLUMNS: Final = (
     "tenant_id, service_call_id, delivery_id, generation, state, origin, due_at, opened_at, next_attempt_at, "
     "expires_after_ms, attempts, series_from, last_attempt_at, ended_at, status, error"
 )
-ATTEMPT_COLUMNS: Final = "tenant_id, service_call_id, attempt, started_at, duration_ms, status, error"
+ATTEMPT_COLUMNS: Final = "tenant_id, service_call_id, attempt, started_at, duration_ms, status, error, answer"
 WAITING_COLUMNS: Final = "tenant_id, service_call_id, origin, next_attempt_at"
 CONTEXT_COLUMNS: Final = "correlation_id, traceparent, tracestate"
 """What a callback carries of its timer."""
@@ -153,14 +153,15 @@ def outcome_row(delivery: Delivery) -> tuple[Any, ...]:
 def attempt_row(key: TimerKey, attempt: Attempt) -> tuple[Any, ...]:
     """Return an attempt as ATTEMPT_COLUMNS."""
     duration_ms = attempt.duration // _MS
-    return (*key, attempt.number, text(attempt.started_at), duration_ms, attempt.status, attempt.error)
+    started_at = text(attempt.started_at)
+    return (*key, attempt.number, started_at, duration_ms, attempt.status, attempt.error, attempt.answer)
 
 
 def attempt(row: Row) -> Attempt:
     """Return the attempt of a row that holds ATTEMPT_COLUMNS."""
     started_at = moment(row[3])
     assert started_at is not None
-    return Attempt(row[2], started_at, row[4] * _MS, row[5], row[6])
+    return Attempt(row[2], started_at, row[4] * _MS, row[5], row[6], row[7])
 
 
 def waiting(row: Row) -> WaitingDelivery:

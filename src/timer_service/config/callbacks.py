@@ -32,6 +32,12 @@ class CallbackSettings(BaseSettings):
         ge=1_024,
         le=1_048_576,
     )
+    callback_keep_answers: bool = setting(
+        default=False,
+        description="Keep the first 1 KiB of what receivers answer to callbacks that they do not take, and "
+        "show it with the attempts",
+        allowed="true or false",
+    )
     callback_tls_ca: checks.CertificatesFile | None = setting(
         None, "CA certificates that callbacks trust besides the system's", f"{A_FILE}, with PEM certificates"
     )

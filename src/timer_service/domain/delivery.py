@@ -30,6 +30,8 @@ MAX_JITTER: Final = 0.25
 """The part of a delay that chance may add. It never takes anything away: a promised pause is kept."""
 MAX_RETRY_AFTER: Final = timedelta(hours=24)
 MAX_ERROR_CHARS: Final = 500
+MAX_ANSWER_BYTES: Final = 1_024
+"""Of an answer that did not take a callback, where that is kept."""
 KEPT_ATTEMPTS: Final = 20
 """Failed attempts of a delivery that are kept, the newest."""
 _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
@@ -59,6 +61,8 @@ class Answered:
     """Whether the receiver asked for no other attempt (`webhook-retry: no`)."""
     location: str | None = None
     """Where a redirect pointed; it is not followed."""
+    said: str | None = None
+    """How a body began that came without success, if that is to be kept; without our secrets."""
 
 
 @value(frozen=True, slots=True)
@@ -150,6 +154,8 @@ class Attempt:
     duration: timedelta
     status: int | None
     error: str
+    answer: str | None = None
+    """How the body of its answer began, if that is kept."""
 
 
 @value(frozen=True, slots=True)

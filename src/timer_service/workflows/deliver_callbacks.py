@@ -6,6 +6,7 @@ from typing import Final
 
 from timer_service.domain.attempts import next_request
 from timer_service.domain.delivery import (
+    Answered,
     Attempt,
     CallResult,
     after_attempt,
@@ -142,5 +143,6 @@ async def attempt(
     failure = None
     if not is_success(result):
         duration = ended_at - started_at
-        failure = Attempt(after.attempts, started_at, duration, after.status, after.error or "")
+        said = result.said if isinstance(result, Answered) else None
+        failure = Attempt(after.attempts, started_at, duration, after.status, after.error or "", said)
     return Attempted(Finished(before, after, failure), result, started_at, ended_at)

@@ -189,6 +189,7 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
         "durationMs": _ms(attempt.duration),
         "status": attempt.status,
         "error": attempt.error,
+        "answer": attempt.answer,
     }
     return {name: value for name, value in shown.items() if value is not None}
 

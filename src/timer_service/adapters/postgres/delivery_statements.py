@@ -142,7 +142,7 @@ VALUES ($1, $2, $3::text::uuid, $4, $5, $6, $7::text::timestamptz, $8::text::tim
 
 KEEP_ATTEMPT: Final = f"""
 INSERT INTO callback_attempts ({columns.ATTEMPT_COLUMNS})
-VALUES ($1, $2, $3, $4::text::timestamptz, $5, $6, $7) ON CONFLICT DO NOTHING
+VALUES ($1, $2, $3, $4::text::timestamptz, $5, $6, $7, $8) ON CONFLICT DO NOTHING
 """  # noqa: S608
 
 FORGET_ATTEMPTS: Final = f"""

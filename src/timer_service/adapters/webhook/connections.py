@@ -68,6 +68,8 @@ class Routing:
     look_up: LookUp = look_up
     make_socket: MakeSocket = socket.socket
     max_kept: int = MAX_KEPT
+    keeps_answers: bool = False
+    """Whether to hand on what a receiver says that does not take a callback."""
 
 
 class Connections:
@@ -83,6 +85,7 @@ class Connections:
         self._socket_for = guarded(rules, routing.make_socket)
         self._context = context
         self._max_kept = routing.max_kept
+        self._keeps_answers = routing.keeps_answers
         self._pace = Pace()
         self._open: set[Link] = set()
         self._idle: defaultdict[str, list[Link]] = defaultdict(list)
@@ -104,7 +107,7 @@ class Connections:
         if target.scheme == "https":
             await self._pace.turn()
         dialled = await self._dial(self.proxy or target)
-        link = Link(self._open.discard)
+        link = Link(self._open.discard, keeps_answers=self._keeps_answers)
         connect = partial(asyncio.get_running_loop().create_connection, lambda: link, sock=dialled)
         try:
             if target.scheme == "http":

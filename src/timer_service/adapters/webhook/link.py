@@ -6,7 +6,7 @@ from typing import Final, cast
 
 import httptools
 
-from timer_service.domain.delivery import Answered
+from timer_service.domain.delivery import Answered, is_success
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -34,12 +34,15 @@ class Link(asyncio.Protocol):
     (redirects, cookies, compression, a proxy of the environment).
     """
 
-    def __init__(self, lost: Callable[["Link"], None]) -> None:
+    def __init__(self, lost: Callable[["Link"], None], *, keeps_answers: bool = False) -> None:
         self.is_reusable = True
         """Whether it may carry another request."""
         self.idle_from_s = 0.0
         self.answer: Answered | None = None
         """To the last request, as soon as its head has come."""
+        self.said = b""
+        """What has come of its body, if it is not a success and such answers are kept."""
+        self._keeps_answers = keeps_answers
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -68,7 +71,7 @@ class Link(asyncio.Protocol):
         self._headers: dict[bytes, str] = {}
         self._head_bytes = self._body_bytes = 0
         self._head_only = head_only
-        self.answer = None
+        self.answer, self.said = None, b""
         self._ended = asyncio.get_running_loop().create_future()
         self.is_reusable = False  # Until the answer has come whole.
         self.transport.write(request)
@@ -140,6 +143,8 @@ class Link(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Read a small body, and no more than that of a large one."""
         self._body_bytes += len(body)
+        if self._keeps_answers and self.answer is not None and not is_success(self.answer):
+            self.said = (self.said + body)[:MAX_RESPONSE_BYTES]
         if self._body_bytes > MAX_RESPONSE_BYTES:
             self._end(None)
 

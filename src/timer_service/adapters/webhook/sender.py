@@ -5,18 +5,19 @@ import ssl
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
-from timer_service.adapters.callback_headers import HeaderVault
+from timer_service.adapters.callback_headers import HeaderVault, secret_values
 from timer_service.adapters.webhook.connections import Connections, Routing
 from timer_service.adapters.webhook.failures import NoConnection, result_of
 from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.adapters.webhook.link import ClosedEarly, Link, NotHttp
 from timer_service.adapters.webhook.message import Message, wire_bytes
 from timer_service.adapters.webhook.preparing import Preparer
+from timer_service.adapters.webhook.said import kept_answer
 from timer_service.domain.delivery import (
     Answered,
     CallbackRequest,
@@ -52,6 +53,17 @@ class _Seen:
     """What became known about one attempt."""
 
     answer: Answered | None = None
+    said: bytes = b""
+    """What has come of its body, if that is to be kept."""
+    sent: dict[str, str] = field(default_factory=dict)
+    """The headers of the request."""
+
+    def result(self, result: CallResult, request: CallbackRequest) -> CallResult:
+        """Return a result with what the receiver said, without the secrets that it was sent."""
+        if not self.said or not isinstance(result, Answered):
+            return result
+        secrets = secret_values(request.callback.headers, self.sent)
+        return replace(result, said=kept_answer(self.said, secrets))
 
 
 class HttpCallbackSender:
@@ -68,10 +80,13 @@ class HttpCallbackSender:
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 prepared = await self._preparer.prepare_to_send(request)
-                return await self._call(prepared, seen) if isinstance(prepared, Message) else prepared
+                if not isinstance(prepared, Message):
+                    return prepared
+                seen.sent = prepared.headers
+                return seen.result(await self._call(prepared, seen), request)
         except TimeoutError:
             # The status decides: a body that takes too long changes nothing about it.
-            return seen.answer or TimedOut(timeout)
+            return seen.result(seen.answer or TimedOut(timeout), request)
         except Exception as error:
             # The promise is kept even for what nobody has thought of: one bad request must not end a loop.
             kind = type(error).__name__
@@ -100,7 +115,7 @@ class HttpCallbackSender:
         try:
             return await link.exchange(written)
         finally:
-            seen.answer = link.answer
+            seen.answer, seen.said = link.answer, link.said
             self._connections.give_back(target, link)
 
 
