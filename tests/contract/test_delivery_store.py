@@ -111,18 +111,18 @@ async def attempt(store: Store, result: CallResult, name: str = "order-1", now_s
 async def test_the_callback_is_kept_to_the_byte(store: Store) -> None:
     await ask(store, callback=WHOLE)
 
-    assert await record(store) == CallbackRecord(WHOLE, None)
+    assert await record(store) == CallbackRecord(WHOLE, None, updated_at=at(-10))
     assert await store.deliveries.get([key("order-2")]) == {}
 
 
 async def test_a_timer_knows_where_it_fires_and_how_many_callbacks_it_had(store: Store) -> None:
     assert await ask(store, due_s=60) is Outcome.SCHEDULED
-    assert await ask(store, due_s=60, callback=WHOLE) is Outcome.UNCHANGED
+    assert await ask(store, due_s=60, callback=WHOLE, now_s=-5) is Outcome.UNCHANGED
 
     timer = await store.get(*key("order-1"))
     assert timer is not None
     assert (timer.sink, timer.callback_revision, timer.generation) == (Sink.HTTP, 2, 1)
-    assert (await record(store)).callback == WHOLE
+    assert await record(store) == CallbackRecord(WHOLE, None, updated_at=at(-5))
 
 
 async def test_a_command_of_the_stream_moves_the_timer_and_keeps_its_callback(store: Store) -> None:
@@ -146,7 +146,7 @@ async def test_a_timer_that_expires_by_a_command_of_the_stream_opens_no_delivery
     kept = await store.get(*key("order-1"))
     assert kept is not None
     assert (kept.state, kept.expired_at) == (TimerState.EXPIRED, at(6))
-    assert await record(store) == CallbackRecord(CALLBACK, None)
+    assert await record(store) == CallbackRecord(CALLBACK, None, updated_at=at(-10))
     assert await due(store, 6) == []
     assert await store.deliveries.replay(DeliveryQuery(ACME), at(6)) == 0
 

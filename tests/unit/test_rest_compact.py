@@ -91,6 +91,24 @@ async def test_an_update_changes_what_it_names(site: Site) -> None:
     assert (data["execute_at"], data["callback_method"], data["callback_payload"]) == (LATER, "PUT", {"a": 1})
 
 
+async def test_a_timer_says_when_it_was_last_changed(site: Site) -> None:
+    name = (await create(site)).json["data"]["id"]
+
+    async def updated_at() -> str:
+        return str((await site.ask("GET", f"/timers/{name}")).json["data"]["updated_at"])
+
+    seen = [await updated_at()]
+    site.clock.advance(1)
+    changed = await site.ask("PUT", f"/timers/{name}", {"callback_method": "PUT"})
+    site.clock.advance(1)
+    seen.append(await updated_at())
+    await fire(site, name)
+    seen.append(await updated_at())
+
+    assert seen == [format_time(at(0)), format_time(at(1)), DUE]
+    assert changed.json["data"]["updated_at"] == format_time(at(1))
+
+
 async def test_a_canceled_timer_stays_canceled(site: Site) -> None:
     name = (await create(site)).json["data"]["id"]
 

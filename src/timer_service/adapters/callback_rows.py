@@ -192,7 +192,7 @@ def records(
         failed.setdefault((row[0], row[1]), []).append(attempt(row))
     return {
         (key := (TenantId(row[0]), ServiceCallId(row[1]))): CallbackRecord(
-            callback(row), by_key.get(key), tuple(failed.get(key, ()))
+            callback(row), by_key.get(key), tuple(failed.get(key, ())), moment(row[14])
         )
         for row in callbacks
     }
@@ -204,7 +204,10 @@ def archived(
     """Return the rows of callbacks, deliveries and attempts that belong to some timers."""
     found = [(timer, records[timer.key]) for timer in timers if timer.key in records]
     return (
-        [callback_row(timer.key, record.callback, timer.registered_at) for timer, record in found],
+        [
+            callback_row(timer.key, record.callback, record.updated_at or timer.registered_at)
+            for timer, record in found
+        ],
         [delivery_row(record.delivery) for _, record in found if record.delivery is not None],
         [attempt_row(timer.key, each) for timer, record in found for each in record.attempts],
     )

@@ -74,6 +74,8 @@ class CallbackRecord:
     """None until the timer has fired."""
     attempts: tuple[Attempt, ...] = ()
     """The newest that failed, oldest first."""
+    updated_at: datetime | None = None
+    """When the callback was given to its timer as it is now; None of one that was not read from a store."""
 
 
 @value(frozen=True, slots=True)

@@ -34,6 +34,12 @@ class MemoryDeliveries:
         self.callbacks: dict[TimerKey, Callback] = {}
         self.kept: dict[TimerKey, Delivery] = {}
         self._attempts: dict[TimerKey, dict[int, Attempt]] = {}
+        self._updated_at: dict[TimerKey, datetime] = {}
+
+    def keep(self, callbacks: Mapping[TimerKey, Callback], now: datetime) -> None:
+        """Keep the callbacks that requests have given to their timers."""
+        self.callbacks |= callbacks
+        self._updated_at |= dict.fromkeys(callbacks, now)
 
     def open(self, event: Event) -> None:
         """Open the delivery of a timer that was just marked as reached, if it fires over HTTP."""
@@ -48,7 +54,7 @@ class MemoryDeliveries:
     def forget(self, keys: Iterable[TimerKey]) -> None:
         """Delete all that is kept of the callbacks of timers."""
         for key in keys:
-            for kept in (self.callbacks, self.kept, self._attempts):
+            for kept in (self.callbacks, self.kept, self._attempts, self._updated_at):
                 kept.pop(key, None)
 
     async def due(
@@ -108,7 +114,10 @@ class MemoryDeliveries:
         """Return what there is."""
         return {
             key: CallbackRecord(
-                self.callbacks[key], self.kept.get(key), tuple(self._attempts.get(key, {}).values())
+                self.callbacks[key],
+                self.kept.get(key),
+                tuple(self._attempts.get(key, {}).values()),
+                self._updated_at[key],
             )
             for key in keys
             if key in self.callbacks

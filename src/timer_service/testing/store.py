@@ -60,7 +60,7 @@ class MemoryTimerStore:
             outcome = Outcome.DUE
             if key not in self._claimed:
                 self.timers[key], outcome = rules.decide(self.timers.get(key), request, now)
-                self.deliveries.callbacks |= accepted_callbacks([request], [outcome])
+                self.deliveries.keep(accepted_callbacks([request], [outcome]), now)
                 self.deliveries.forget(dropped_callbacks([request], [outcome]))
                 self._advance_epochs([request])
             decided.append(Decided(outcome, None if outcome is Outcome.DUE else self.timers[key]))

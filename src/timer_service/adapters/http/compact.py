@@ -235,7 +235,7 @@ class CompactHandlers:
         callback = record and record.callback
         body = callback.body if callback else None
         return _brief(timer, record) | {
-            "updated_at": wire.format_time(timer.cancelled_at or timer.registered_at),
+            "updated_at": wire.format_time(_last_change(timer, record)),
             "callback_headers": dict(self._desk.view(timer.key, callback)["headers"]) if callback else {},
             "callback_payload": _json_or_none(body),
             "last_error": record.delivery.error if record and record.delivery else None,
@@ -288,6 +288,16 @@ def _brief(timer: Timer, record: CallbackRecord | None) -> dict[str, Any]:
         "status": status_of(timer, record),
         "executed_at": wire.format_time(ended_at) if ended_at else None,
     }
+
+
+def _last_change(timer: Timer, record: CallbackRecord | None) -> datetime:
+    """Return when a timer, its callback or its delivery was last changed."""
+    changes = [timer.registered_at, timer.cancelled_at, timer.reached_at, timer.expired_at]
+    if record is not None:
+        changes.append(record.updated_at)
+    if record is not None and record.delivery is not None:
+        changes += [record.delivery.last_attempt_at, record.delivery.ended_at]
+    return max(change for change in changes if change is not None)
 
 
 def _sort_key(sort: str) -> Callable[[Timer], tuple[datetime, str]]:
