@@ -13,6 +13,7 @@ from timer_service.adapters.sealing import NotOpened, SecretKeys
 from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
 from timer_service.adapters.webhook.keyring import FRESH_S, MAX_NAMED_SECRETS, OVERLAP, Keyring
 from timer_service.domain.callback import Signing
+from timer_service.domain.messages import TenantId
 from timer_service.ports.secret_store import SecretKind, SecretStore, StoredSecret
 from timer_service.stores import OpenedStore
 
@@ -136,6 +137,17 @@ async def test_a_change_by_another_process_is_seen_within_seconds(secrets: Secre
     after = (await ring.secrets_for(ACME, Signing.ED25519)).named
 
     assert (before, after) == ({}, {"token": "value"})
+
+
+async def test_no_more_secrets_are_in_memory_than_were_used_a_moment_ago(secrets: SecretStore) -> None:
+    now_s = 0.0
+    ring = Keyring(secrets, SEALING, lambda: at(0), lambda: now_s)
+
+    for number in range(20):
+        now_s += FRESH_S / 4
+        await ring.secrets_for(TenantId(f"tenant-{number}"), Signing.HMAC)
+
+    assert ring.cached_tenants <= 5
 
 
 async def test_named_secrets_are_set_listed_masked_and_removed(secrets: SecretStore) -> None:

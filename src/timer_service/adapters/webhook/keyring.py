@@ -66,6 +66,11 @@ class Keyring:
         self._cached: OrderedDict[TenantId, tuple[float, TenantSecrets]] = OrderedDict()
         self._reading: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
 
+    @property
+    def cached_tenants(self) -> int:
+        """Of how many tenants the secrets are in memory."""
+        return len(self._cached)
+
     async def secrets_for(self, tenant_id: TenantId, kind: Signing) -> TenantSecrets:
         """Return a tenant's secrets, at most a few seconds old, with at least one key of the kind."""
         found = self._fresh(tenant_id)
@@ -100,9 +105,16 @@ class Keyring:
         found = TenantSecrets(signing, named)
         self._cached[tenant_id] = (self._elapsed_s(), found)
         self._cached.move_to_end(tenant_id)
-        if len(self._cached) > MAX_CACHED_TENANTS:
-            self._cached.popitem(last=False)
+        self._forget_old()
         return found
+
+    def _forget_old(self) -> None:
+        """Keep no secret in memory that would be read again anyway, and never very many."""
+        while self._cached:
+            oldest = next(iter(self._cached))
+            if self._fresh(oldest) is not None and len(self._cached) <= MAX_CACHED_TENANTS:
+                break
+            del self._cached[oldest]
 
     async def rotate(self, tenant_id: TenantId, kind: Signing, overlap: timedelta = OVERLAP) -> KeptKey:
         """Sign with a new key from now on, and with those before it for a while."""
