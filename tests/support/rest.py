@@ -14,7 +14,7 @@ from timer_service.adapters.http.api import ApiApp
 from timer_service.adapters.http.auth import Doorkeeper
 from timer_service.adapters.http.builder import CommandBuilder
 from timer_service.adapters.http.callbacks import MAX_PAYLOAD_BYTES, CallbackDesk
-from timer_service.adapters.http.compact import CompactHandlers
+from timer_service.adapters.http.compact import HEALTH_TIMEOUT_S, CompactHandlers
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.openapi import documents
@@ -70,6 +70,7 @@ class Site:
     max_pending: int = 0
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     min_lead: timedelta = timedelta()
+    health_timeout_s: float = HEALTH_TIMEOUT_S
     has_broker: bool = True
     has_proxy: bool = False
     allow: str = ""
@@ -111,7 +112,9 @@ class Site:
             *delivery_routes(DeliveryHandlers(self.deliveries, _no_keys)),
             *compact_routes(
                 CompactHandlers(
-                    self.timers, self.deliveries, desk, pending, self.clock.now, min_lead=self.min_lead
+                    *(self.timers, self.deliveries, desk, pending, self.clock.now),
+                    min_lead=self.min_lead,
+                    health_timeout_s=self.health_timeout_s,
                 )
             ),
         )

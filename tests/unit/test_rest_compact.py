@@ -1,5 +1,6 @@
 """The compact dialect: /timers and /health, {code, message, data}, five statuses."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -9,9 +10,13 @@ import pytest
 from tests.support.rest import Reply, Site
 from tests.support.timers import ACME, GLOBEX, at, call
 from timer_client.wire import format_time
-from timer_service.adapters.http.compact import MAX_OFFSET
+from timer_service.adapters.http.compact import HEALTH_TIMEOUT_S, MAX_OFFSET
 from timer_service.domain.callback import Sink
+from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import DueTimeReached, ServiceCallId
+from timer_service.domain.timer import Timer
+from timer_service.ports.timer_store import TimerQuery
+from timer_service.testing import MemoryTimerStore
 
 DUE = format_time(at(60))
 LATER = format_time(at(90))
@@ -237,6 +242,33 @@ async def test_health_needs_no_key(site: Site) -> None:
             "data": {"status": "up", "database": "connected", "timestamp": format_time(at(0))},
         },
     )
+
+
+class BadStore(MemoryTimerStore):
+    """Fails, or does not answer at all."""
+
+    def __init__(self, *, answers: bool) -> None:
+        super().__init__()
+        self._answers = answers
+
+    async def list_timers(self, query: TimerQuery) -> list[Timer]:
+        if not self._answers:
+            await asyncio.Event().wait()
+        raise StoreBusy("/secret/path is locked")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_health_says_soon_that_the_store_does_not_answer(*, answers: bool) -> None:
+    site = await Site(store=BadStore(answers=answers), health_timeout_s=0 if not answers else 5.0).open()
+
+    reply = await site.ask("GET", "/health", tenant=None)
+
+    data = {"status": "degraded", "database": "disconnected", "timestamp": format_time(at(0))}
+    assert (reply.status, reply.json) == (
+        500,
+        {"code": 1, "message": "database connection failed", "data": data},
+    )
+    assert HEALTH_TIMEOUT_S < 5  # What the callers of this dialect wait.
 
 
 async def test_a_repeated_key_makes_one_timer(site: Site) -> None:

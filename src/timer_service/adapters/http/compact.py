@@ -1,5 +1,6 @@
 """A smaller dialect over the same use cases: /timers, /health, {code, message, data}, five statuses."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -29,6 +30,8 @@ from timer_service.timers import NEWEST, Timers
 MAX_OFFSET: Final = 10_000
 """How many timers are looked through for a page; more than that are read page by page under /v1."""
 UPDATE_TRIES: Final = 10
+HEALTH_TIMEOUT_S: Final = 4.0
+"""A store that takes longer to answer counts as gone: whoever asks for health waits five seconds."""
 _MESSAGES: Final = {"not-found": "timer not found", "unauthorized": "unauthorized"}
 _CALLBACK: Final = {
     "callback_url": "url",
@@ -97,6 +100,7 @@ class CompactHandlers:
         now: Callable[[], datetime],
         *,
         min_lead: timedelta = timedelta(),
+        health_timeout_s: float = HEALTH_TIMEOUT_S,
     ) -> None:
         self._timers = timers
         self._deliveries = deliveries
@@ -104,6 +108,7 @@ class CompactHandlers:
         self._pending = pending
         self._now = now
         self._min_lead = min_lead
+        self._health_timeout_s = health_timeout_s
         self._builder = CommandBuilder(desk, now, has_broker=False)
 
     async def create(self, request: Request) -> Answer:
@@ -197,8 +202,9 @@ class CompactHandlers:
         """Say whether the store answers."""
         data = {"status": "up", "database": "connected", "timestamp": wire.format_time(self._now())}
         try:
-            await self._timers.list(TimerQuery(TenantId("health"), limit=1))
-        except TransientError:
+            async with asyncio.timeout(self._health_timeout_s):
+                await self._timers.list(TimerQuery(TenantId("health"), limit=1))
+        except (TransientError, TimeoutError):
             data |= {"status": "degraded", "database": "disconnected"}
             return Answer(
                 500, wire.write_json({"code": 1, "message": "database connection failed", "data": data})
