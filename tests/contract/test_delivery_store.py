@@ -36,6 +36,7 @@ from timer_service.ports.delivery_store import (
     DeliveryQuery,
     Finished,
 )
+from timer_service.ports.timer_insight import Failing
 from timer_service.ports.timer_store import TimerQuery
 from timer_service.stores import Store
 
@@ -103,8 +104,10 @@ def outcome(claimed: ClaimedDelivery, result: CallResult, now_s: float = 0) -> F
     return Finished(before, after, None if is_success(result) else failure)
 
 
-async def attempt(store: Store, result: CallResult, name: str = "order-1", now_s: float = 0) -> int:
-    claimed = await store.deliveries.claim([key(name)], at(now_s))
+async def attempt(
+    store: Store, result: CallResult, name: str = "order-1", now_s: float = 0, tenant: str = ACME
+) -> int:
+    claimed = await store.deliveries.claim([key(name, tenant)], at(now_s))
     return await store.deliveries.finish([outcome(each, result, now_s) for each in claimed])
 
 
@@ -477,6 +480,25 @@ async def test_deliveries_are_listed_in_pages_by_the_time_they_were_opened(store
     assert await names(DeliveryQuery(ACME, service_call_id=call("order-2"))) == ["order-2"]
     assert await names(DeliveryQuery(ACME, origin="https://nobody.example:443")) == []
     assert await names(DeliveryQuery(GLOBEX)) == ["other"]
+
+
+async def test_callbacks_that_failed_for_good_are_told_of_by_tenant_receiver_and_error(store: Store) -> None:
+    gone, large = Answered(410), Answered(413)
+    for n, result in enumerate([large, gone, gone, Answered(200), FAIL]):
+        await ask(store, f"order-{n}", n)
+        await fire(store, n)
+        await attempt(store, result, f"order-{n}", n)
+    await ask(store, "other", 9, tenant=GLOBEX)
+    await fire(store, 9)
+    await attempt(store, gone, "other", 9, GLOBEX)
+    of_globex = Failing(GLOBEX, CALLBACK.origin, describe(gone), 1, call("other"))
+    of_acme = Failing(ACME, CALLBACK.origin, describe(gone), 2, call("order-2"))
+    too_large = Failing(ACME, CALLBACK.origin, describe(large), 1, call("order-0"))
+
+    assert list(await store.insight.failing(None, 10)) == [of_globex, of_acme, too_large]
+    assert list(await store.insight.failing(None, 2)) == [of_globex, of_acme]
+    assert list(await store.insight.failing(frozenset({ACME}), 1)) == [replace(of_acme, count=1)]
+    assert list(await store.insight.failing(frozenset(), 10)) == []
 
 
 async def test_what_waits_is_counted(store: Store) -> None:

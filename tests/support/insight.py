@@ -40,6 +40,7 @@ QUESTIONS: dict[str, Callable[[TimerInsight], Awaitable[object]]] = {
     "get": lambda insight: insight.get([(BIG, call(f"Scheduled-{n}")) for n in range(1, 100)]),
     "find": lambda insight: insight.find(call("Scheduled-9"), None, 50),
     "search": lambda insight: insight.search(BIG, "Sched", 50),
+    "failing": lambda insight: insight.failing(None, 100),
     "tenants": lambda insight: insight.tenants(50),
 }
 """Each about a part that is the same with some timers and with more: one is due in each minute."""

@@ -180,7 +180,7 @@ class SlowInsight(MemoryInsight):
     """An insight that answers when the test lets it."""
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__({}, {})
         self.answers = asyncio.Event()
         self.asked = 0
         self.error: TransientError | None = None

@@ -7,7 +7,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.contract.test_delivery_store import ask, attempt, fire
 from tests.support.explanations import MemoryLetterBox
+from tests.support.pages import Pages
 from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client.subjects import Subjects
@@ -28,6 +30,7 @@ from timer_service.adapters.http.pages.visit import (
     User,
     Visit,
 )
+from timer_service.domain.delivery import Answered
 from timer_service.domain.errors import RightMissing
 from timer_service.domain.messages import TenantId
 from timer_service.ports.letter_box import Letter
@@ -194,3 +197,21 @@ async def rendered(screen: Screen) -> str:
         "running_version": "1",
     }
     return (await Renderer(Assets()).html(screen.template, screen.model, chrome)).decode()
+
+
+async def test_failed_callbacks_are_shown_however_many_tenants_there_are() -> None:
+    pages = await Pages().open()
+    tenants = [f"tenant-{n:02}" for n in range(25)]
+    for tenant in tenants:
+        await ask(pages.site.store, "order-1", tenant=tenant)
+    await fire(pages.site.store)
+    for tenant in tenants:
+        await attempt(pages.site.store, Answered(410), tenant=tenant)
+
+    shown = (await pages.get("refused?format=json")).json["failed"]
+    of_one = (await pages.get("refused?format=json&tenant=tenant-07")).json["failed"]
+
+    assert sorted(each["tenantId"] for each in shown) == tenants
+    assert [(each["tenantId"], each["count"], each["newest"]["serviceCallId"]) for each in of_one] == [
+        ("tenant-07", 1, "order-1")
+    ]

@@ -16,6 +16,8 @@ MAX_ASKED: Final = 2_000
 """Tenants whose timers are searched for one id."""
 MAX_LOOKED_THROUGH: Final = 1_000
 """Timers of all tenants that are over: so many are read for one page of those in one state."""
+MAX_FAILING: Final = 200
+"""Tenants whose failed callbacks are shown together."""
 _NOBODY: Final = TenantId("")
 _FIRST_ID: Final = ServiceCallId("")
 _LAST_ID: Final = ServiceCallId("\U0010ffff")

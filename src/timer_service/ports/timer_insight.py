@@ -75,6 +75,18 @@ class Glance:
     next_due_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Callbacks of one tenant to one receiver that failed for good in one way."""
+
+    tenant_id: TenantId
+    origin: str
+    error: str
+    count: int
+    newest: ServiceCallId
+    """The timer of the newest of them."""
+
+
 class TimerInsight(Protocol):
     """Questions over tenants. They cost what they show, not what there is. All may raise TransientError."""
 
@@ -120,6 +132,13 @@ class TimerInsight(Protocol):
 
     async def search(self, tenant_id: TenantId, prefix: str, limit: int) -> Sequence[Timer]:
         """Return timers of one tenant whose ids begin so, by id."""
+        ...
+
+    async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:
+        """Return the callbacks that failed for good, those with the newest failure first.
+
+        Of each tenant up to `limit` are looked at, its newest; of all tenants, only so many by name.
+        """
         ...
 
     async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:

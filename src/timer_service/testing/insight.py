@@ -2,21 +2,23 @@
 
 import itertools
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from timer_service.adapters.insight_pages import bounds_of, page_of
+from timer_service.domain.delivery import Delivery, DeliveryState
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer
-from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter, TimerPage
+from timer_service.ports.timer_insight import Failing, Glance, Place, Shares, TimerFilter, TimerPage
 
 
 class MemoryInsight:
     """The insight into a dictionary."""
 
-    def __init__(self, timers: Mapping[TimerKey, Timer]) -> None:
+    def __init__(self, timers: Mapping[TimerKey, Timer], deliveries: Mapping[TimerKey, Delivery]) -> None:
         self._timers = timers
+        self._deliveries = deliveries
 
     async def page(
         self, wanted: TimerFilter, limit: int, *, after: Place | None = None, before: Place | None = None
@@ -73,6 +75,21 @@ class MemoryInsight:
         found = [timer for timer in self._timers.values() if timer.tenant_id == tenant_id]
         named = [timer for timer in found if timer.service_call_id.startswith(prefix)]
         return sorted(named, key=lambda timer: timer.service_call_id)[:limit]
+
+    async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:
+        """Look at every delivery."""
+        failed = [
+            each
+            for each in self._deliveries.values()
+            if each.state is DeliveryState.FAILED and (tenants is None or each.tenant_id in tenants)
+        ]
+        groups: dict[tuple[TenantId, str, str], list[Delivery]] = defaultdict(list)
+        looked_at = Counter[TenantId]()
+        for each in sorted(failed, key=lambda each: (each.opened_at, each.service_call_id), reverse=True):
+            looked_at[each.tenant_id] += 1
+            if looked_at[each.tenant_id] <= limit:
+                groups[each.tenant_id, each.origin, each.error or ""].append(each)
+        return [Failing(*key, len(found), found[0].service_call_id) for key, found in groups.items()]
 
     async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
         """Return who has timers."""

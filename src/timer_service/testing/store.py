@@ -35,7 +35,7 @@ class MemoryTimerStore:
         self.timers: dict[TimerKey, Timer] = {}
         self.deliveries = MemoryDeliveries(self.timers)
         self.sealed_headers = self.deliveries
-        self.insight = MemoryInsight(self.timers)
+        self.insight = MemoryInsight(self.timers, self.deliveries.kept)
         self._claimed: set[TimerKey] = set()
         self._looks = 0
         self._turns: dict[TenantId, int] = {}

@@ -7,6 +7,7 @@ from typing import Any, Final
 from timer_service.adapters import rows
 from timer_service.adapters.insight_pages import (
     MAX_ASKED,
+    MAX_FAILING,
     MAX_LOOKED_THROUGH,
     Bounds,
     PagedInsight,
@@ -22,7 +23,7 @@ from timer_service.adapters.postgres.looks import BUCKET, bucket_of
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter
+from timer_service.ports.timer_insight import Failing, Glance, Place, Shares, TimerFilter
 
 _BEFORE_ALL: Final = "-infinity"
 _AFTER_ALL: Final = "infinity"
@@ -56,6 +57,18 @@ WITH RECURSIVE found(name, nth) AS (
     nth + 1
   FROM found WHERE found.name IS NOT NULL AND nth < $2)
 SELECT name FROM found WHERE name IS NOT NULL
+"""
+
+_TENANTS_WITH_CALLBACKS: Final = _TENANTS.replace("timer_schedules", "callback_deliveries")
+
+_FAILING: Final = """
+SELECT found.tenant_id, origin, coalesce(error, ''), count(*),
+  (array_agg(service_call_id ORDER BY opened_at DESC, service_call_id DESC))[1]
+FROM unnest($1::text[]) AS wanted(tenant)
+CROSS JOIN LATERAL (
+  SELECT * FROM callback_deliveries WHERE tenant_id = wanted.tenant AND state = 'Failed'
+  ORDER BY opened_at DESC, service_call_id DESC LIMIT $2) AS found
+GROUP BY 1, 2, 3 ORDER BY max(opened_at) DESC, 5 DESC, 1, 2, 3
 """
 
 _LOAD: Final = """
@@ -144,6 +157,13 @@ class PostgresInsight(PagedInsight):
         names = await self.tenants(MAX_ASKED) if tenants is None else sorted(tenants)
         found = await self._answers.ask(_FIND, list(names), service_call_id, limit)
         return [rows.timer(row) for row in found]
+
+    async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:
+        """Read the end of an index for each tenant, in one question."""
+        names = sorted(tenants or ())[:MAX_FAILING]
+        if tenants is None:
+            names = [row[0] for row in await self._answers.ask(_TENANTS_WITH_CALLBACKS, "", MAX_FAILING)]
+        return [Failing(*row) for row in await self._answers.ask(_FAILING, names, limit)] if names else []
 
     async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
         """Skip from tenant to tenant."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from timer_service.adapters import rows
 from timer_service.adapters.insight_pages import (
     MAX_ASKED,
+    MAX_FAILING,
     MAX_LOOKED_THROUGH,
     Bounds,
     Edge,
@@ -24,7 +25,7 @@ from timer_service.adapters.sqlite.questions import NOBODY, Questions
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import EPOCH, ServiceCallId, TenantId, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter
+from timer_service.ports.timer_insight import Failing, Glance, Place, Shares, TimerFilter
 
 _BEFORE_ALL: Final = ""
 _AFTER_ALL: Final = "~"
@@ -58,6 +59,20 @@ WITH RECURSIVE found(name) AS (
   SELECT (SELECT min(tenant_id) FROM timer_schedules WHERE tenant_id > found.name) FROM found
   WHERE found.name IS NOT NULL LIMIT :limit)
 SELECT name FROM found WHERE name IS NOT NULL
+"""
+
+_TENANTS_WITH_CALLBACKS: Final = _TENANTS.replace("timer_schedules", "callback_deliveries")
+
+# What stands beside max() is of the row that has the maximum.
+_FAILING: Final = """
+SELECT tenant_id, origin, error, count(*), service_call_id, max(opened_at || service_call_id) FROM (
+  SELECT d.tenant_id, d.origin, coalesce(d.error, '') AS error, d.service_call_id, d.opened_at
+  FROM json_each(:tenants) AS wanted
+  CROSS JOIN callback_deliveries AS d ON d.tenant_id = wanted.value AND d.service_call_id IN (
+    SELECT service_call_id FROM callback_deliveries INDEXED BY callback_deliveries_by_state
+    WHERE tenant_id = wanted.value AND state = 'Failed'
+    ORDER BY opened_at DESC, service_call_id DESC LIMIT :limit))
+GROUP BY 1, 2, 3 ORDER BY 6 DESC, 1, 2, 3
 """
 
 _LOAD: Final = """
@@ -157,6 +172,15 @@ class SqliteInsight(PagedInsight):
         """Read a range of the primary key."""
         span = {"first": prefix, "last": after_prefix(prefix), "tenant": tenant_id, "limit": limit}
         return [rows.timer(row) for row in await self._ask(_SEARCH, span)]
+
+    async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:
+        """Read the end of an index for each tenant, in one question."""
+        names = sorted(tenants or ())[:MAX_FAILING]
+        if tenants is None:
+            found = await self._ask(_TENANTS_WITH_CALLBACKS, {"after": "", "limit": MAX_FAILING})
+            names = [row[0] for row in found]
+        wanted = {"tenants": json.dumps(names), "limit": limit}
+        return [Failing(*row[:5]) for row in await self._ask(_FAILING, wanted)] if names else []
 
     async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
         """Skip from tenant to tenant."""

@@ -4,10 +4,10 @@ from typing import Any, Final
 
 from timer_service.adapters.http.pages import letters as reading
 from timer_service.adapters.http.pages.auditing import Auditor
-from timer_service.adapters.http.pages.letter_desk import MAX_TENANTS, LetterDesk, command_view, letter_view
+from timer_service.adapters.http.pages.letter_desk import LetterDesk, command_view, letter_view
 from timer_service.adapters.http.pages.visit import Download, PageError, Redirect, Screen, Visit, address
 from timer_service.deliveries import Deliveries
-from timer_service.domain.delivery import Delivery, DeliveryState
+from timer_service.domain.delivery import DeliveryState
 from timer_service.domain.errors import CommandRefused
 from timer_service.ports.delivery_store import DeliveryQuery
 from timer_service.ports.letter_box import Letter
@@ -91,21 +91,16 @@ class RefusedScreens:
 
     async def _failed(self, visit: Visit) -> list[dict[str, Any]]:
         named = visit.tenant(visit.query.get("tenant"))
-        tenants = [named] if named is not None else sorted(visit.user.tenants or ())
-        if named is None and visit.user.tenants is None:
-            tenants = [*await self._insight.tenants(MAX_TENANTS)]
-        found: list[Delivery] = []
-        for tenant in tenants[:MAX_TENANTS]:
-            query = DeliveryQuery(tenant, DeliveryState.FAILED, limit=MAX_FAILED)
-            found += await self._deliveries.list(query)
-        groups: dict[tuple[str, str, str], list[Delivery]] = {}
-        for delivery in found:
-            groups.setdefault((delivery.tenant_id, delivery.origin, delivery.error or ""), []).append(
-                delivery
-            )
+        whose = visit.user.tenants if named is None else frozenset({named})
         return [
-            {"tenant_id": tenant, "origin": origin, "error": error, "count": len(each), "newest": each[-1]}
-            for (tenant, origin, error), each in groups.items()
+            {
+                "tenant_id": each.tenant_id,
+                "origin": each.origin,
+                "error": each.error,
+                "count": each.count,
+                "newest": {"tenant_id": each.tenant_id, "service_call_id": each.newest},
+            }
+            for each in await self._insight.failing(whose, MAX_FAILED)
         ]
 
     def _repair(self, visit: Visit, letter: Letter, subject: str, body: str, *, checked: bool) -> Screen:
