@@ -1,6 +1,8 @@
 """Who sees and does what on the page; everything else is denied."""
 
 import re
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +229,21 @@ async def test_every_answer_carries_the_policy(closed: Pages) -> None:
         assert "unsafe" not in policy
         assert "trusted-types 'none'" in policy
         assert (reply.headers["x-frame-options"], reply.headers["cache-control"]) == ("DENY", "no-store")
+
+
+async def test_the_only_style_is_the_one_that_the_policy_names_and_it_stands_in_the_page(
+    closed: Pages,
+) -> None:
+    reply = await closed.get("login")
+    page = reply.body.decode()
+    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+
+    assert f"style-src 'sha256-{digest}';" in reply.headers["content-security-policy"]
+    assert ".card" in style
+    # Nothing has to be fetched before the page is painted: a module waits for the end of the document.
+    fetched = re.findall(r"<(?:script|link)[^>]*>", page)
+    assert [each for each in fetched if 'rel="icon"' not in each and 'type="module"' not in each] == []
 
 
 def test_nothing_of_others_is_ever_markup() -> None:

@@ -13,7 +13,7 @@ import structlog
 from timer_service import __version__
 from timer_service.adapters.endpoints import UNEXPECTED, error_of
 from timer_service.adapters.http.pages.assets import Asset, Assets
-from timer_service.adapters.http.pages.guards import HEADERS, Place
+from timer_service.adapters.http.pages.guards import Place, headers_with
 from timer_service.adapters.http.pages.look import look_of
 from timer_service.adapters.http.pages.people import People, bearer_in
 from timer_service.adapters.http.pages.render import Renderer, as_json
@@ -86,6 +86,7 @@ class PageApp:
         self._refused = refused
         self._assets = Assets()
         self._renderer = Renderer(self._assets)
+        self._common = headers_with(self._renderer.style)
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -105,7 +106,7 @@ class PageApp:
         except Exception as error:
             answer = await self._failed(error, visit)
         if answer is not None:
-            await _respond(send, answer, with_body=scope["method"] != "HEAD")
+            await self._respond(send, answer, with_body=scope["method"] != "HEAD")
 
     async def _answer(
         self, path: str, visit: Visit, scope: Scope_, receive: Receive, send: Send
@@ -130,7 +131,7 @@ class PageApp:
             visit = await _with_form(visit, receive)
         shown = await route.handler(visit)
         if isinstance(shown, Stream):
-            await _stream(shown, send, receive)
+            await self._stream(shown, send, receive)
             return visit, None
         answer = await self._shown(shown, visit, path)
         if cookie is not None:
@@ -204,6 +205,32 @@ class PageApp:
         answer.headers |= error.headers
         return answer
 
+    def _raw(self, headers: Mapping[str, str], cookies: Sequence[str] = ()) -> list[tuple[bytes, bytes]]:
+        pairs = [*{**self._common, **headers}.items(), *(("set-cookie", cookie) for cookie in cookies)]
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+
+    async def _respond(self, send: Send, answer: _Answer, *, with_body: bool) -> None:
+        headers = {"content-length": str(len(answer.body)), **answer.headers}
+        start = {"type": "http.response.start", "status": answer.status}
+        await send(start | {"headers": self._raw(headers, answer.cookies)})
+        await send({"type": "http.response.body", "body": answer.body if with_body else b""})
+
+    async def _stream(self, stream: Stream, send: Send, receive: Receive) -> None:
+        """Send as long as there is something to send and somebody there."""
+        headers = {"content-type": "text/event-stream", "x-accel-buffering": "no"}
+        await send({"type": "http.response.start", "status": 200, "headers": self._raw(headers)})
+
+        async def chunk(content: bytes) -> None:
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+
+        async def until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        async with owned(stream.run(chunk), until_gone()) as tasks:
+            await first_done(*tasks)
+        await send({"type": "http.response.body", "body": b""})
+
 
 def _path(scope: Scope_) -> str | Redirect:
     """Return the path below the page; the page itself ends with a slash, so that relative links work."""
@@ -268,32 +295,3 @@ def _packed(answer: _Answer, headers: Mapping[str, str]) -> _Answer:
         answer.body = gzip.compress(answer.body, 4, mtime=0)
         answer.headers |= {"content-encoding": "gzip", "vary": "accept-encoding"}
     return answer
-
-
-def _raw(headers: Mapping[str, str], cookies: Sequence[str] = ()) -> list[tuple[bytes, bytes]]:
-    pairs = [*{**HEADERS, **headers}.items(), *(("set-cookie", cookie) for cookie in cookies)]
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
-
-
-async def _respond(send: Send, answer: _Answer, *, with_body: bool) -> None:
-    headers = {"content-length": str(len(answer.body)), **answer.headers}
-    start = {"type": "http.response.start", "status": answer.status}
-    await send(start | {"headers": _raw(headers, answer.cookies)})
-    await send({"type": "http.response.body", "body": answer.body if with_body else b""})
-
-
-async def _stream(stream: Stream, send: Send, receive: Receive) -> None:
-    """Send as long as there is something to send and somebody there."""
-    headers = {"content-type": "text/event-stream", "x-accel-buffering": "no"}
-    await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
-
-    async def chunk(content: bytes) -> None:
-        await send({"type": "http.response.body", "body": content, "more_body": True})
-
-    async def until_gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    async with owned(stream.run(chunk), until_gone()) as tasks:
-        await first_done(*tasks)
-    await send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,4 @@
-"""Style, script and icon, under names that change with their content: browsers keep them forever."""
+"""Script and icon, under names that change with their content: browsers keep them forever."""
 
 import gzip
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ from importlib.resources import files
 from typing import Final
 
 _TYPES: Final = {
-    "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-FILES: Final = ("page.css", "page.js", "icon.svg")
+FILES: Final = ("page.js", "icon.svg")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ class Renderer:
             "late": late,
         }
 
+    @property
+    def style(self) -> str:
+        """The style, as it stands in every page."""
+        return self._environment.get_template("page.css").render()
+
     async def html(self, template: str, model: Mapping[str, Any], chrome: Mapping[str, Any]) -> bytes:
         """Return a page; `chrome` is what every page has."""
         assert not chrome.keys() & model.keys(), "a screen must not change what every page has"
