@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from tests.contract.test_delivery_store import ask, attempt, fire
 from tests.support.explanations import explanations
+from tests.support.pages import Pages
 from tests.support.rest import Site, open_site
-from tests.support.timers import ACME, GLOBEX, at
+from tests.support.timers import ACME, GLOBEX, at, schedule
 from tests.unit.test_page_refused import ADMIN, rendered, visit
 from timer_client.subjects import Subjects
 from timer_service.adapters.http.pages.auditing import Auditor
@@ -14,6 +16,7 @@ from timer_service.adapters.http.pages.screens.activity import ActivityScreen
 from timer_service.adapters.http.pages.screens.timer import TimerScreen
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role, User
 from timer_service.adapters.no_broker import NoBroker
+from timer_service.domain.delivery import Answered
 from timer_service.domain.errors import StoreBusy
 from timer_service.ports.audit import Action
 from timer_service.testing.audit import MemoryAudit
@@ -72,6 +75,29 @@ async def test_what_has_changed_since_is_not_undone() -> None:
 
     assert [each.to.rpartition("=")[2] for each in done] == ["changed", "rescheduled"]
     assert timer["dueAt"] == "2026-01-01T12:03:00.000Z"
+
+
+async def test_every_action_is_noted_with_what_was_there_before() -> None:
+    pages = await Pages(is_dev=True).open()
+    await ask(pages.site.store, "failed")
+    await fire(pages.site.store)
+    await attempt(pages.site.store, Answered(410), "failed")
+    await pages.have(schedule("tried", 60))
+
+    await pages.post("schedule", {"tenant": "acme", "id": "tried", "delay": "90"})
+    await pages.post("retry", {"tenant": "acme", "id": "failed"})
+    await pages.post("abandon", {"tenant": "acme", "id": "failed"})
+
+    noted = (await pages.get("activity?format=json")).json["actions"]
+    assert [(each["action"], each["before"], each["after"]) for each in reversed(noted)] == [
+        (
+            "schedule",
+            "Scheduled, due 2026-01-01T12:01:00.000Z, generation 1",
+            "Scheduled, due 2026-01-01T12:01:30.000Z, generation 2",
+        ),
+        ("retry", "callback Failed after 1 attempt", ""),
+        ("abandon", "callback Waiting after 1 attempt", ""),
+    ]
 
 
 async def test_an_action_stands_although_it_cannot_be_noted() -> None:

@@ -1,6 +1,7 @@
 """What the screens show and do; the browser tests see the same with a browser's eyes."""
 
 import asyncio
+import html
 import re
 from datetime import timedelta
 from html import unescape
@@ -9,6 +10,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 
+from tests.contract.test_delivery_store import ask, attempt, fire
 from tests.support.documents import ROOT
 from tests.support.explanations import MemoryLetterBox
 from tests.support.pages import Pages, addresses
@@ -20,6 +22,7 @@ from timer_service.adapters.http.pages.live import MAX_STREAMS, Live
 from timer_service.adapters.http.pages.refused_today import Refused, RefusedToday
 from timer_service.adapters.http.pages.screens.now import HEADINGS, OTHERWISE
 from timer_service.adapters.http.pages.visit import PageError
+from timer_service.domain.delivery import Answered, CallResult, Trouble, Unreachable, describe
 from timer_service.domain.errors import RightMissing
 from timer_service.domain.messages import ServiceCallId
 from timer_service.domain.timer import TimerState
@@ -136,12 +139,57 @@ async def test_what_was_refused_today_is_counted_by_reason_and_within_ones_tenan
     )
 
 
+async def test_now_shows_what_somebody_looks_for_first(pages: Pages) -> None:
+    await pages.have(*(schedule(f"due-{n}", 60 * n) for n in range(1, 13)))
+    await pages.have(*(schedule(f"fired-{n}", 0) for n in range(12)))
+    store = pages.site.store
+    async with store.claim_due(at(0), 50) as claim:
+        await claim.mark_reached([timer.reached(at(0)) for timer in claim.timers])
+    pages.health = Health(None, {"broker": "it is away"})
+
+    told = (await pages.get("?format=json")).json
+    page = (await pages.get()).body.decode()
+
+    assert [len(told[name]) for name in ("nextDue", "lastFired", "problems")] == [10, 10, 1]
+    assert set(told["history"]) == {"pending", "commandsPerS", "firedPerS", "lateP50", "lateP99"}
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == [
+        "What to look at",
+        *("Pending", "Overdue", "Oldest overdue", "Refused today"),
+        *("In, per second", "Fired, per second", "Late, half of them", "Late, 99 of 100"),
+        *("Due in the next hour", "Next due", "Last fired"),
+    ]
+
+
 async def test_ids_that_begin_so_are_found_in_every_tenant_that_one_may_see(pages: Pages) -> None:
     await pages.have(schedule("order-7"), schedule("order-8", tenant=GLOBEX))
 
     shown = (await pages.get("find?id=order-&format=json")).json["similar"]
 
     assert [each["serviceCallId"] for each in shown] == ["order-7", "order-8"]
+
+
+@pytest.mark.parametrize("result", [Answered(500), Unreachable(Trouble.DNS, "no such host")])
+async def test_a_failed_attempt_is_shown_whatever_it_failed_with(result: CallResult, pages: Pages) -> None:
+    await ask(pages.site.store, "called")
+    await fire(pages.site.store)
+    await attempt(pages.site.store, result, "called")
+
+    shown = await pages.get("timer?tenant=acme&id=called", cookie="zone=Europe/Berlin")
+    told = await pages.get("timer?tenant=acme&id=called&format=json")
+
+    assert shown.status == 200
+    text = shown.body.decode()
+    [failed] = re.findall(r"<caption>Attempts that failed.*?<tbody>(.*?)</tbody>", text, re.DOTALL)
+    assert "2026-01-01 13:00:00.000 CET (Europe/Berlin)" in failed
+    assert html.escape(describe(result) or "") in failed
+    [attempted] = told.json["callback"]["attempts"]
+    assert attempted | {"status": 0} == {
+        "number": 1,
+        "startedAt": "2026-01-01T12:00:00.000Z",
+        "durationMs": 7,
+        "status": 0,
+        "error": describe(result),
+    }
 
 
 async def test_what_is_done_to_the_clock_and_in_dev_is_noted(pages: Pages) -> None:
@@ -366,7 +414,8 @@ async def test_an_id_among_the_filters_is_looked_up_within_the_tenant(pages: Pag
 
 
 async def test_every_screen_shows_the_command_and_leads_to_its_json(pages: Pages) -> None:
-    for screen in ("", "timers", "load", "refused", "activity", "tenants", "system", "dev", "find?id=none"):
+    of_one = ("find?id=none", "timer?tenant=globex&id=b", "timer?tenant=globex&id=none")
+    for screen in ("", "timers", "load", "refused", "activity", "tenants", "system", "dev", *of_one):
         page = (await pages.get(screen)).body.decode()
 
         assert re.search(r'<code id="command">(timer-service|curl) ', page), screen

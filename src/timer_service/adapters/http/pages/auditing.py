@@ -45,9 +45,14 @@ class Auditor:
         after: Timer | None = None,
         reason: str = "",
         job: int | None = None,
+        was: str = "",
     ) -> None:
-        """Note an action after it was done; what cannot be kept is in the log all the same."""
+        """Note an action after it was done; what cannot be kept is in the log all the same.
+
+        `was` says how it was before where that is not a timer.
+        """
         done = _action(self._now(), user, action, outcome, tenant, subject, before, reason, job, after)
+        done = replace(done, before=done.before or was)
         _log(done)
         try:
             await self._audit.record(done)

@@ -56,8 +56,8 @@ class DevScreen:
                 await self._travel.go_to(_target(step, until, visit))
         except ValueError as error:
             raise PageError(409, str(error)) from error
-        before = f"clock at {wire.format_time(visit.now)}"
-        await self._auditor.note(visit.user, "move clock", "moved", subject=step or until, reason=before)
+        was = f"clock at {wire.format_time(visit.now)}"
+        await self._auditor.note(visit.user, "move clock", "moved", subject=step or until, was=was)
         return Redirect(address("dev", done="moved"))
 
     async def schedule(self, visit: Visit) -> Redirect:
@@ -70,17 +70,20 @@ class DevScreen:
             raise PageError(400, "An id has 1 to 255 characters, none of them white space or control.")
         if correlation is not None and not wire.is_correlation_id(correlation):
             raise PageError(400, "A correlation id has 1 to 255 characters, none of them control.")
-        settled = await self._timers.carry_out(
-            ScheduleTimer(
-                TenantId(tenant),
-                ServiceCallId(name),
-                read_due(visit),
-                None if correlation is None else CorrelationId(correlation),
-                NEWEST,
-            )
-        )
+        key = TenantId(tenant), ServiceCallId(name)
+        request = CorrelationId(correlation) if correlation else None
+        before = (await self._insight.get([key])).get(key)
+        settled = await self._timers.carry_out(ScheduleTimer(*key, read_due(visit), request, NEWEST))
         outcome = settled.outcome.value
-        await self._auditor.note(visit.user, "schedule", outcome, tenant=TenantId(tenant), subject=name)
+        await self._auditor.note(
+            visit.user,
+            "schedule",
+            outcome,
+            tenant=key[0],
+            subject=name,
+            before=before,
+            after=settled.timer,
+        )
         return Redirect(address("dev", done=outcome))
 
 

@@ -5,23 +5,26 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from timer_client import wire
-from timer_service.adapters.http.callbacks import attempt_view, delivery_view
+from timer_service.adapters.http.callbacks import delivery_view
 from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.letter_desk import LetterDesk, letter_view
 from timer_service.adapters.http.pages.past import Past, is_as_left, undo_due
 from timer_service.adapters.http.pages.places import read_moment
+from timer_service.adapters.http.pages.render import late
 from timer_service.adapters.http.pages.rows import lateness_s, timer_row
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
 from timer_service.bulk import rescheduled
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback import Sink
 from timer_service.domain.errors import TimerFiring, TimerNotFound
-from timer_service.domain.messages import CancelTimer, Command, ServiceCallId, TenantId
+from timer_service.domain.messages import CancelTimer, Command, ServiceCallId, TenantId, TimerKey
+from timer_service.domain.spoken import count_text
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.explanations import Explanations
 from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.timers import NEWEST, Timers
 
+_MS: Final = timedelta(milliseconds=1)
 MAX_DELAY: Final = timedelta(days=3_660)
 LOOK_S: Final = 0.01
 """A visit waits so long for the letters that name a timer; whoever asks for them waits longer."""
@@ -59,8 +62,9 @@ class TimerScreen:
             "letters": None if letters is None else [letter_view(letter) for letter in letters],
             "look_longer": address("timer", tenant=tenant, id=name, letters="all"),
         }
+        command = shlex.join(["timer-service", "explain", "--tenant", tenant, "--id", name])
         if timer is None:
-            return Screen("absent.html", {"text": found.text, **named}, "Not found", status=404)
+            return Screen("absent.html", {"text": found.text, **named}, "Not found", command, 404)
         if record is None and timer.sink is Sink.HTTP:
             record = (await self._deliveries.records([timer.key])).get(timer.key)
         model = {
@@ -77,7 +81,6 @@ class TimerScreen:
             "version": timer.version,
             **named,
         }
-        command = shlex.join(["timer-service", "explain", "--tenant", tenant, "--id", name])
         return Screen("timer.html", model, "Timer", command)
 
     async def cancel(self, visit: Visit) -> Redirect:
@@ -110,17 +113,19 @@ class TimerScreen:
     async def retry(self, visit: Visit) -> Redirect:
         """Send its callback again."""
         tenant, name = visit.form_key()
+        was = await self._callback_of(tenant, name)
         delivery = await self._deliveries.retry(tenant, name)
         if delivery is None:
             raise PageError(409, "This timer has not fired yet: there is nothing to send again.")
-        await self._auditor.note(visit.user, "retry", "retried", tenant=tenant, subject=name)
+        await self._auditor.note(visit.user, "retry", "retried", tenant=tenant, subject=name, was=was)
         return Redirect(address("timer", tenant=tenant, id=name, done="retried"))
 
     async def abandon(self, visit: Visit) -> Redirect:
         """Make no further attempt of its callback."""
         tenant, name = visit.form_key()
+        was = await self._callback_of(tenant, name)
         await self._deliveries.abandon(tenant, name)
-        await self._auditor.note(visit.user, "abandon", "abandoned", tenant=tenant, subject=name)
+        await self._auditor.note(visit.user, "abandon", "abandoned", tenant=tenant, subject=name, was=was)
         return Redirect(address("timer", tenant=tenant, id=name, done="abandoned"))
 
     async def _schedule(self, visit: Visit, action: str, due_at: datetime) -> Redirect:
@@ -146,6 +151,14 @@ class TimerScreen:
             reason=visit.field("reason"),
         )
         return Redirect(address("timer", tenant=tenant, id=name, done=outcome))
+
+    async def _callback_of(self, *key: *TimerKey) -> str:
+        """Return how far a timer's callback is, in the words of the notes."""
+        record = (await self._deliveries.records([key])).get(key)
+        delivery = None if record is None else record.delivery
+        if delivery is None:
+            return ""
+        return f"callback {delivery.state.value} after {count_text(delivery.attempts, 'attempt')}"
 
     async def _get(self, tenant_id: TenantId, name: ServiceCallId) -> Timer:
         try:
@@ -192,11 +205,11 @@ def _fields(timer: Timer) -> dict[str, Any]:
 
 def _timeline(timer: Timer, record: CallbackRecord | None) -> list[dict[str, Any]]:
     """Return what happened and what is ahead, in order."""
-    late = lateness_s(timer)
+    late_s = lateness_s(timer)
     happened = [
         (timer.registered_at, "Registered", ""),
         (timer.due_at, "Due", f"generation {timer.generation}"),
-        (timer.reached_at, "Fired", "" if late is None else f"{late * 1000:,.0f} ms after its due time"),
+        (timer.reached_at, "Fired", "" if late_s is None else f"{late(late_s)} after its due time"),
         (timer.cancelled_at, "Cancelled", ""),
         (timer.expired_at, "Expired", "its event would have come too late to be of use"),
     ]
@@ -225,5 +238,15 @@ def _callback(record: CallbackRecord) -> dict[str, Any]:
         "method": callback.method.value,
         "header_names": [name for name, _ in callback.headers],
         "delivery": None if record.delivery is None else delivery_view(record.delivery),
-        "attempts": [attempt_view(attempt) for attempt in record.attempts],
+        "attempts": [
+            {
+                "number": attempt.number,
+                "started_at": attempt.started_at,
+                "duration_ms": attempt.duration // _MS,
+                "status": attempt.status,
+                "error": attempt.error,
+                "answer": attempt.answer,
+            }
+            for attempt in record.attempts
+        ],
     }
