@@ -1,15 +1,22 @@
 """Every screen by its address, with what the site has to show on it."""
 
+import asyncio
 from contextlib import suppress
 from typing import Final
 
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Error, Page
+from playwright.async_api import Error, Page, expect
 
+from tests.browser.watched import Theme
 from tests.support.documents import ROOT
+from tests.support.patience import PATIENCE_S
 
 SHOTS: Final = ROOT / "build" / "screens"
-RULES: Final = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+THEMES: Final[tuple[Theme, ...]] = ("light", "dark")
+RULES: Final = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    "resultTypes": ["violations"],
+}
 SCREENS: Final = {
     "now": "",
     "timers": "timers",
@@ -18,6 +25,7 @@ SCREENS: Final = {
     "timer": "timer?tenant=acme&id=order-7",
     "timer-reached": "timer?tenant=acme&id=paid-3",
     "timer-cancelled": "timer?tenant=acme&id=withdrawn",
+    "timer-callback": "timer?tenant=acme&id=unheard",
     "find": "find?id=order-1",
     "bulk-cancel": "bulk?action=cancel&tenant=acme",
     "bulk-move": "bulk?action=move&by=-2h&tenant=globex",
@@ -41,7 +49,33 @@ async def keep_picture(page: Page, name: str) -> None:
         await page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 
-async def violations(page: Page) -> list[tuple[str, list[str]]]:
-    """Return what axe finds wrong: the rule, and where."""
-    found = (await Axe().run(page, options=RULES)).response["violations"]
-    return [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found]
+async def go(page: Page, address: str, *, script: bool = True) -> None:
+    """Open an address with or without script, and stay: a page that loads itself again is waited for.
+
+    Script is allowed again afterwards, because axe is one: what did not run while the page was loaded never
+    does. Not by the context's own switch, which stays.
+    """
+    session = await page.context.new_cdp_session(page)
+    await session.send("Emulation.setScriptExecutionDisabled", {"value": not script})
+    async with asyncio.timeout(PATIENCE_S):
+        while (answer := await page.goto(address)) is None or "refresh" in answer.headers:
+            pass
+    await session.send("Emulation.setScriptExecutionDisabled", {"value": False})
+    await expect(page.locator("[data-copy]:visible")).to_have_count(
+        await page.locator("[data-copy]").count() if script else 0
+    )
+
+
+async def violations(page: Page, picture: str = "") -> list[tuple[Theme, str, list[str]]]:
+    """Return what axe finds wrong in each theme: the rule, and where; keep pictures if a name is given."""
+    await page.evaluate(Axe().axe_script)
+    wrong: list[tuple[Theme, str, list[str]]] = []
+    for theme in THEMES:
+        await page.emulate_media(color_scheme=theme)
+        found = await page.evaluate("rules => axe.run(document, rules)", RULES)
+        if picture:
+            await keep_picture(page, f"{picture}-{theme}")
+        wrong += [
+            (theme, each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found["violations"]
+        ]
+    return wrong

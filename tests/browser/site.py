@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,6 +21,8 @@ from tests.support.world import World
 from timer_client import Timers
 
 PREFIX = "/ops/timers"
+API = {"api_key": "k" * 40, "api_tenant": "acme", "callback_allow": "127.0.0.1/32"}
+"""For timers that call their receivers."""
 SUBJECTS = "browser"
 HOSTILE_IDS = (
     "<script>alert(1)</script>",
@@ -84,13 +86,13 @@ def _asked(request: Request) -> Any:
 
 @asynccontextmanager
 async def open_site(broker: NatsServer, folder: Path) -> AsyncIterator[Site]:
-    port = free_port()
+    port, api = free_port(), free_port()
     world = await World(folder, broker, SUBJECTS).open()
     try:
-        service = world.service(http_port=0, page_port=port).start_ready()
+        service = world.service(http_port=0, page_port=port, api_port=api, **API).start_ready()
         async with PrefixProxy(port, PREFIX).serving() as proxy:
             site = Site(world, service, port, proxy)
-            await _furnish(site)
+            await asyncio.gather(_furnish(site), _fail_a_callback(site, api))
             yield site
     finally:
         await world.close()
@@ -123,6 +125,18 @@ async def _furnish(site: Site) -> None:
     await _run_a_job(site)
     zoneless = messages.schedule("acme", "no-zone", "2030-01-01T09:00:00")
     await site.world.send(zoneless)
+
+
+async def _fail_a_callback(site: Site, api_port: int) -> None:
+    """Have one callback that nobody takes."""
+    callback = {"url": f"http://127.0.0.1:{free_port()}/hooks", "retry": {"maxAttempts": 1}}
+    body = json.dumps({"dueAt": datetime.now(UTC).isoformat(), "callback": callback}).encode()
+    headers = {"x-api-key": API["api_key"], "content-type": "application/json"}
+    address = f"http://127.0.0.1:{api_port}/v1/timers/unheard"
+    await asyncio.to_thread(_asked, Request(address, body, headers, method="PUT"))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await site.get("refused?tenant=acme&format=json"))["failed"]:
+            await asyncio.sleep(0.02)
 
 
 async def _run_a_job(site: Site) -> None:

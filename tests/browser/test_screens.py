@@ -3,21 +3,21 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.screens import SCREENS, keep_picture, violations
+from tests.browser.screens import SCREENS, go, keep_picture, violations
 from tests.browser.site import Site
-from tests.browser.watched import Theme, open_page
+from tests.browser.watched import open_page
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("place", ["root", "prefix"])
 @pytest.mark.parametrize("name", SCREENS)
-async def test_a_screen_is_accessible(name: str, theme: Theme, browser: Browser, site: Site) -> None:
-    async with open_page(browser, theme=theme) as page:
-        await page.goto(site.address(SCREENS[name]))
+async def test_a_screen_is_accessible_in_both_themes_with_and_without_script(
+    name: str, place: str, browser: Browser, site: Site
+) -> None:
+    async with open_page(browser) as page:
+        for script in (True, False):
+            await go(page, site.address(SCREENS[name], place), script=script)
 
-        found = await violations(page)
-
-        await keep_picture(page, f"{name}-{theme}")
-        assert found == []
+            assert await violations(page, name if script and place == "root" else "") == []
 
 
 @pytest.mark.parametrize("place", ["root", "prefix"])
@@ -51,7 +51,7 @@ async def test_every_screen_opens_without_a_complaint(
 async def test_a_screen_fits_a_narrow_window_and_400_percent(name: str, browser: Browser, site: Site) -> None:
     # 1280 pixels at 400 % are 320.
     async with open_page(browser, viewport={"width": 320, "height": 640}) as page:
-        await page.goto(site.address(SCREENS[name]))
+        await go(page, site.address(SCREENS[name]))
 
         await keep_picture(page, f"{name}-narrow")
         assert await _overflow(page) == []
@@ -62,7 +62,7 @@ async def test_a_screen_keeps_still_and_keeps_its_edges_in_forced_colours(
     name: str, browser: Browser, site: Site
 ) -> None:
     async with open_page(browser, forced_colors="active", reduced_motion="reduce") as page:
-        await page.goto(site.address(SCREENS[name]))
+        await go(page, site.address(SCREENS[name]))
 
         await keep_picture(page, f"{name}-forced")
         assert await page.evaluate("document.getAnimations().length") == 0

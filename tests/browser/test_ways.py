@@ -4,13 +4,15 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.screens import keep_picture, violations
-from tests.browser.site import Site
+from tests.browser.prefix_proxy import PrefixProxy
+from tests.browser.screens import go, violations
+from tests.browser.site import PREFIX, Site
 from tests.browser.watched import open_page
 from tests.support import messages
 from tests.support.patience import PATIENCE_S
@@ -242,13 +244,19 @@ async def test_step_the_virtual_clock(script: bool, browser: Browser, dev: str) 
         tape = page.locator("section", has=page.get_by_role("heading", name="Tape of events"))
         await expect(tape).to_contain_text(name)
         await expect(page.locator("p.clock")).to_contain_text("2030-01-01 0")
+        await expect(page.locator("#drift")).to_be_hidden()  # A virtual clock is meant to differ.
+        await page.get_by_role("link", name="Activity").click()
+        await expect(page.get_by_role("main")).to_contain_text("clock at 2030-01-01T0")
 
 
-async def test_the_dev_screen_looks_as_it_should(browser: Browser, dev: str) -> None:
-    async with open_page(browser) as page:
-        await page.goto(f"{dev}dev")
+@with_and_without_script
+async def test_the_dev_screen_is_accessible_at_the_root_and_behind_a_prefix(
+    script: bool, browser: Browser, dev: str
+) -> None:
+    port = urlsplit(dev).port
+    assert port is not None
+    async with PrefixProxy(port, PREFIX).serving() as proxy, open_page(browser) as page:
+        for start in (dev, f"{proxy.url}/ui/"):
+            await go(page, f"{start}dev", script=script)
 
-        found = await violations(page)
-        await keep_picture(page, "dev-light")
-
-        assert found == []
+            assert await violations(page, "dev" if script and start == dev else "") == []
