@@ -231,6 +231,21 @@ async def test_every_answer_carries_the_policy(closed: Pages) -> None:
         assert (reply.headers["x-frame-options"], reply.headers["cache-control"]) == ("DENY", "no-store")
 
 
+@pytest.mark.parametrize(
+    ("comes_from", "parted"),
+    [("cross-site", True), ("same-site", True), ("", True), ("none", False), ("same-origin", False)],
+)
+async def test_a_page_that_another_site_opened_is_parted_from_it(
+    comes_from: str, parted: bool, closed: Pages
+) -> None:
+    headers = {"sec-fetch-site": comes_from} if comes_from else {}
+
+    replies = [await closed.get(path, headers) for path in ("", "login", "nothing")]
+
+    found = [reply.headers.get("cross-origin-opener-policy") for reply in replies]
+    assert found == ["same-origin" if parted else None] * 3
+
+
 async def test_the_only_style_is_the_one_that_the_policy_names_and_it_stands_in_the_page(
     closed: Pages,
 ) -> None:

@@ -13,7 +13,7 @@ import structlog
 from timer_service import __version__
 from timer_service.adapters.endpoints import UNEXPECTED, error_of
 from timer_service.adapters.http.pages.assets import Asset, Assets
-from timer_service.adapters.http.pages.guards import Place, headers_with
+from timer_service.adapters.http.pages.guards import Place, headers_with, opener_headers
 from timer_service.adapters.http.pages.look import look_of
 from timer_service.adapters.http.pages.people import People, bearer_in
 from timer_service.adapters.http.pages.render import Renderer, as_json
@@ -106,6 +106,7 @@ class PageApp:
         except Exception as error:
             answer = await self._failed(error, visit)
         if answer is not None:
+            answer.headers |= opener_headers(headers)
             await self._respond(send, answer, with_body=scope["method"] != "HEAD")
 
     async def _answer(

@@ -19,7 +19,6 @@ _HEADERS: Final = {
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
@@ -29,6 +28,16 @@ def headers_with(style: str) -> Mapping[str, str]:
     """Return what every answer carries; this text, to the letter, is the only style that counts on a page."""
     digest = b64encode(sha256(style.encode()).digest()).decode()
     return {name: value.replace("{style}", f"'sha256-{digest}'") for name, value in _HEADERS.items()}
+
+
+def opener_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what parts a page from the window that opened it, where that may be another site's.
+
+    For that a browser starts another process, which takes it longer than to paint the page. Whoever types the
+    address or follows a link of ours does not have to wait for it: no other site has sent them.
+    """
+    comes_from_us = headers.get("sec-fetch-site") in {"none", "same-origin"}
+    return {} if comes_from_us else {"cross-origin-opener-policy": "same-origin"}
 
 
 @dataclass(frozen=True, slots=True)
