@@ -209,11 +209,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a verdict is kept after the event is out": lambda: rewritten(
         fire_due_timers,
         "_publish",
-        ("    ours = await _settle(claim, undecided, verdicts)\n", "    ours = verdicts\n"),
-        (
-            "    refused = {",
-            "    await _settle(claim, undecided, verdicts)\n    refused = {",
-        ),
+        ("settled = await _settle(claim, undecided, now)", "settled = {timer.key for timer in timers}"),
+        ("        refused = {", "        await _settle(claim, undecided, now)\n        refused = {"),
     ),
     "a verdict in doubt is taken back": lambda: replaced(
         fire_due_timers, "_NOT_PUBLISHED", frozenset(Published) - {Published.CONFIRMED}
@@ -351,13 +348,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a pull that is lost is waited for forever": lambda: rewritten(
         inbox.Inbox, "top_up", ("if pull.lost_at < now", "if False")
     ),
-    "an unconfirmed event counts as confirmed": lambda: _together(
-        rewritten(
-            fire_due_timers,
-            "publish_due_timers",
-            ("confirmed=[e for e, r in answers if ", "confirmed=[e for e, r in answers if True or "),
-        ),
-        _as_imported(fire_due_timers, "publish_due_timers", by=fire),
+    "an unconfirmed event counts as confirmed": lambda: rewritten(
+        fire_due_timers, "_sorted_out", ("if result.outcome is not Published.CONFIRMED]", "if False]")
     ),
     "an error inside a batch is forgotten": lambda: rewritten(
         batches.Batches, "_on_answer", ('if "error" in answer or', "if")

@@ -1,6 +1,7 @@
 """A due timer, and which event its firing gets."""
 
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from timer_service.domain.messages import (
     CorrelationId,
@@ -14,6 +15,8 @@ from timer_service.domain.messages import (
 )
 from timer_service.domain.timer import TimerState
 from timer_service.domain.values import value
+
+E = TypeVar("E", DueTimeReached, TimerExpired)
 
 
 @value(frozen=True, slots=True)
@@ -31,11 +34,11 @@ class DueTimer(Keyed):
 
     def reached(self, at: datetime) -> DueTimeReached:
         """Return the event of this firing."""
-        return DueTimeReached(*self._identity(at))
+        return self._told(DueTimeReached, at)
 
     def expired(self, at: datetime) -> TimerExpired:
         """Return the event in place of a firing that would have come too late."""
-        return TimerExpired(*self._identity(at))
+        return self._told(TimerExpired, at)
 
     def event(self, verdict: TimerState, at: datetime) -> Event:
         """Return the event that goes with the verdict."""
@@ -49,8 +52,6 @@ class DueTimer(Keyed):
         is_late = limit_ms is not None and now - self.due_at > timedelta(milliseconds=limit_ms)
         return TimerState.EXPIRED if is_late else TimerState.REACHED
 
-    def _identity(
-        self, at: datetime
-    ) -> tuple[TenantId, ServiceCallId, datetime, datetime, int, CorrelationId | None, Trace | None]:
-        key = self.tenant_id, self.service_call_id
-        return (*key, self.due_at, at, self.generation, self.correlation_id, self.trace)
+    def _told(self, kind: type[E], at: datetime) -> E:
+        call, due_at = self.service_call_id, self.due_at
+        return kind(self.tenant_id, call, due_at, at, self.generation, self.correlation_id, self.trace)

@@ -3,7 +3,8 @@
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from timer_service.ports.health import LatenessHistory, LatenessMinute, Recent
@@ -30,14 +31,15 @@ class RecentWork:
         """Count commands."""
         self._add(commands, Counter())
 
-    def fired(self, lateness_s: Iterable[float]) -> None:
-        """Count timers by their lateness."""
-        tally = Counter(bisect_left(self._buckets_s, late_s) for late_s in lateness_s)
+    def fired(self, lateness_s: Iterable[float]) -> Mapping[int, int]:
+        """Count timers by their lateness; return how many of these are in each bucket."""
+        tally = Counter(map(partial(bisect_left, self._buckets_s), lateness_s))
         self._add(0, tally)
         minute = int(self._elapsed_s() // 60)
         if not self._minutes or self._minutes[-1][0] != minute:
             self._minutes.append((minute, Counter()))
         self._minutes[-1][1].update(tally)
+        return tally
 
     def history(self) -> LatenessHistory:
         """Return how late timers were in the minutes of the last day."""

@@ -98,6 +98,19 @@ class Waits:
             return held_back
         return HeldBack(tenants=held_back.tenants | self.held, timers=held_back.timers)
 
+    def let(self, timers: Sequence[DueTimer]) -> Sequence[DueTimer]:
+        """Return those of the due timers that may fire."""
+        if not self.in_question(timers):
+            return timers
+        return [timer for timer in timers if self.lets(timer)]
+
+    def in_question(self, timers: Sequence[DueTimer]) -> Sequence[DueTimer]:
+        """Return those whose tenant may have commands waiting: the others may fire."""
+        # Nearly always nobody has: then a batch is let go as a whole, without a look at each timer.
+        if self.backlog is None or self.backlog.tenants == frozenset():
+            return ()
+        return [timer for timer in timers if self.backlog.concerns(timer.tenant_id)]
+
     def lets(self, timer: DueTimer) -> bool:
         """Return whether a due timer may fire."""
         return self.is_proven(timer) or (self.expired is not None and timer.due_at <= self.expired)
@@ -239,8 +252,8 @@ class CatchUp:
         if backlog is None:
             return CatchUpChange(stream_recovered=waits.stream_recovered)
         seen = {timer.tenant_id for timer in claimed}
-        skipped = {timer.tenant_id for timer in claimed if not waits.lets(timer)}
-        let_go = [timer for timer in claimed if waits.lets(timer) and not waits.is_proven(timer)]
+        skipped = {timer.tenant_id for timer in waits.in_question(claimed) if not waits.lets(timer)}
+        let_go = [t for t in waits.in_question(claimed) if waits.lets(t) and not waits.is_proven(t)]
         before = set(self._blocked)
         for tenant_id in before - skipped:
             # With more to come there may be more of this tenant's, which may fire too.

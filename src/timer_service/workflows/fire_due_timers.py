@@ -1,6 +1,6 @@
 """Tell the world that due times were reached."""
 
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -89,18 +89,18 @@ async def publish_due_timers(
         # Not the time of the look: what came in since is among them. Nor earlier, if the clock was set back.
         at = max(now, clock.now())
         events, results, lost = await _publish(claim, waits, sink, at)
-        answers = list(zip(events, results, strict=True))
+        confirmed, failed = _sorted_out(events, results)
         report = FireReport(
             looked_at=now,
-            confirmed=[e for e, r in answers if r.outcome is Published.CONFIRMED],
-            failed=[(e, r) for e, r in answers if r.outcome is not Published.CONFIRMED],
+            confirmed=confirmed,
+            failed=failed,
             confirmed_at=(confirmed_at := clock.now()),
             # What waits for commands is due all the same, and tells nothing of the stream.
             hold_back=_NO_CHANGE
             if (catch_up.is_waiting or waits.up_to is not None) and not events
             else hold_back.record(events, results, confirmed_at),
             catch_up=caught_up,
-            disconnected=any(r.outcome is Published.DISCONNECTED for r in results),
+            disconnected=any(r.outcome is Published.DISCONNECTED for _, r in failed),
             more=claim.more or lost,
         )
         yield PublishedBatch(report, claim)
@@ -145,31 +145,43 @@ async def _publish(
     claim: Claim, waits: Waits, sink: EventSink, now: datetime
 ) -> tuple[list[Event], list[PublishResult], bool]:
     """Publish the event of each timer that need not wait; also say whether some were not ours any more."""
-    timers = [timer for timer in claim.timers if waits.lets(timer)]
-    verdicts = {timer.key: timer.judged(now) for timer in timers}
-    # Before publishing: whoever repeats this, however late, repeats the same event.
+    timers = ours = waits.let(claim.timers)
     undecided = [t for t in timers if t.expires_after_ms is not None and t.verdict is None]
     if sink.problem is not None:
         undecided = []  # Nothing is sent.
-    ours = await _settle(claim, undecided, verdicts)
-    events = [timer.event(verdicts[timer.key], now) for timer in timers if timer.key in ours]
+    if undecided:
+        # Before publishing: whoever repeats this, however late, repeats the same event.
+        settled = await _settle(claim, undecided, now)
+        ours = [timer for timer in timers if timer.key in settled]
+    events = [timer.event(timer.judged(now), now) for timer in ours]
     try:
         results = await sink.publish(events) if events else []
     except BusUnavailable:
         await _take_back(claim, undecided)
         raise
-    refused = {e.key for e, r in zip(events, results, strict=True) if r.outcome in _NOT_PUBLISHED}
-    await _take_back(claim, [timer for timer in undecided if timer.key in refused])
-    return events, results, len(events) < len(timers)
+    if undecided:
+        refused = {e.key for e, r in zip(events, results, strict=True) if r.outcome in _NOT_PUBLISHED}
+        await _take_back(claim, [timer for timer in undecided if timer.key in refused])
+    return events, results, len(ours) < len(timers)
 
 
-async def _settle(
-    claim: Claim, timers: Sequence[DueTimer], verdicts: Mapping[TimerKey, TimerState]
-) -> Collection[TimerKey]:
-    """Keep which event each of these timers gets; return who may be published."""
-    ours = set(verdicts)
+def _sorted_out(
+    events: Sequence[Event], results: Sequence[PublishResult]
+) -> tuple[Sequence[Event], Sequence[tuple[Event, PublishResult]]]:
+    """Return what the broker has, and what it does not have or may not have."""
+    answers = zip(events, results, strict=True)
+    failed = [(event, result) for event, result in answers if result.outcome is not Published.CONFIRMED]
+    if not failed:
+        return events, failed
+    answers = zip(events, results, strict=True)
+    return [event for event, result in answers if result.outcome is Published.CONFIRMED], failed
+
+
+async def _settle(claim: Claim, timers: Sequence[DueTimer], now: datetime) -> Collection[TimerKey]:
+    """Keep which event each of these timers gets; return who of the claim may be published."""
+    ours = {timer.key for timer in claim.timers}
     for verdict in (TimerState.REACHED, TimerState.EXPIRED):
-        if of_verdict := [timer for timer in timers if verdicts[timer.key] is verdict]:
+        if of_verdict := [timer for timer in timers if timer.judged(now) is verdict]:
             ours &= set(await claim.settle(of_verdict, verdict))
     return ours
 
