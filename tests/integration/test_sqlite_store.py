@@ -1069,6 +1069,7 @@ SEARCHES: dict[str, tuple[str, set[str]]] = {
     "COUNT_OVERDUE": (statements.COUNT_OVERDUE, {"timer_schedules_due"}),
     "load": (statements.LOAD, {"PRIMARY KEY"}),
     "mark": (marks.MARK_REACHED, {"PRIMARY KEY"}),
+    "mark alike": (marks.MARK_ALIKE, {"PRIMARY KEY"}),
     "get": (statements.GET, {"PRIMARY KEY"}),
 }
 _STEP = re.compile(

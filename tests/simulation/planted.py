@@ -181,8 +181,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
         sql("FIND_DUE_OF_TENANT", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
     ),
-    "no generation guard": lambda: sql(
-        "MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0", marks
+    "no generation guard": lambda: _together(
+        sql("MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0", marks),
+        sql("MARK_ALIKE", "generation = :generation", ":generation > 0", marks),
     ),
     "no redelivery guard": lambda: rewritten(rules, "apply", ("command.position > timer.position", "True")),
     "an overtaken command is dropped whole": lambda: replaced(
@@ -218,8 +219,9 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "an expiry has a fresh id each time": lambda: _fresh_id(messages.TimerExpired),
     "if absent overwrites": lambda: replaced(rules, "_is_conditional", lambda command: False),
     "a delay counts from the delivery": _delay_from_delivery,
-    "missing tenant filter on mark": lambda: sql(
-        "MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''", marks
+    "missing tenant filter on mark": lambda: _together(
+        sql("MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''", marks),
+        sql("MARK_ALIKE", "tenant_id = :tenant_id", ":tenant_id <> ''", marks),
     ),
     "a timer that is being marked is claimed again": lambda: rewritten(
         looks.Looks,

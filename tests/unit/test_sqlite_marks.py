@@ -9,13 +9,14 @@ import aiosqlite
 import pytest
 
 from tests.support.patience import PATIENCE_S
-from tests.support.timers import ACME, call, reached, schedule
+from tests.support.timers import ACME, GLOBEX, call, reached, schedule
 from timer_service.adapters.sqlite.marks import Changes, Marks
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.callback import Sink
 from timer_service.domain.errors import StoreFull
 from timer_service.domain.timer import TimerState
+from timer_service.ports.timer_store import TimerQuery
 from timer_service.testing import START
 
 
@@ -85,6 +86,24 @@ async def test_each_of_the_marks_that_wait_together_learns_its_own_count(store: 
         TimerState.SCHEDULED,
         TimerState.REACHED,
     ]
+
+
+async def test_timers_that_differ_in_the_service_call_alone_are_marked_by_the_same_rule(
+    store: SqliteTimerStore,
+) -> None:
+    moved = schedule("order-2", 60, number=6)
+    await store.apply([schedule("order-1", 0, tenant=GLOBEX, number=5), moved], START)
+
+    marked = await store.marks.mark([reached(f"order-{number}", 0) for number in (1, 2, 3, 3)])
+
+    assert marked == 2
+    assert [await _state(store, number) for number in (1, 2, 3, 4)] == [
+        TimerState.REACHED,
+        TimerState.SCHEDULED,
+        TimerState.REACHED,
+        TimerState.SCHEDULED,
+    ]
+    assert [timer.state for timer in await store.list_timers(TimerQuery(GLOBEX))] == [TimerState.SCHEDULED]
 
 
 async def test_many_marks_that_wait_together_take_no_more_statements_than_one(

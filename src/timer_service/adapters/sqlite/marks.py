@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from datetime import datetime
+from typing import Any, Final, Protocol
 
 import aiosqlite
 
-from timer_service.adapters.rows import text_of_batch
+from timer_service.adapters.rows import text, text_of_batch
 from timer_service.adapters.sqlite.deliveries import open_deliveries
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
@@ -20,10 +21,13 @@ from timer_service.domain.timer import TimerState, state_of
 
 # Publishing is done; the generation guard leaves alone what was rescheduled meanwhile. The plus keeps SQLite
 # from searching by state and tenant, which would pass all of the tenant's pending timers for each one marked.
-MARK_REACHED: Final = """
+_MARK: Final = """
 UPDATE timer_schedules SET state = :state, pending_due_ms = NULL,
   reached_at = iif(:state = 'Reached', fired.at, NULL),
   expired_at = iif(:state = 'Expired', fired.at, NULL)
+"""
+MARK_REACHED: Final = f"""
+{_MARK}
 FROM (
   SELECT value ->> 0 AS tenant_id, value ->> 1 AS service_call_id, value ->> 2 AS generation,
     value ->> 3 AS at
@@ -33,7 +37,15 @@ WHERE timer_schedules.tenant_id = fired.tenant_id
   AND timer_schedules.service_call_id = fired.service_call_id
   AND timer_schedules.generation = fired.generation
   AND +timer_schedules.state = 'Scheduled'
-"""
+"""  # noqa: S608 - constants
+
+# The same of timers that have all but the service call in common, as most of a burst: to read these values
+# out of the JSON of each would take a quarter of the time.
+MARK_ALIKE: Final = f"""
+{_MARK.replace("fired.at", ":at")}
+WHERE tenant_id = :tenant_id AND generation = :generation AND +state = 'Scheduled'
+  AND service_call_id IN (SELECT value FROM json_each(:calls))
+"""  # noqa: S608 - constants
 
 # Before publishing: of timers that can expire, which event the generation gets.
 SETTLE: Final = """
@@ -160,16 +172,26 @@ class Marks:
                 fired[state_of(event)].append(_fired(event))
         marked = 0
         for state, timers in fired.items():
-            parameters = {"state": state.value, "fired": json.dumps(timers)}
-            marked += (await self._writer.execute(MARK_REACHED, parameters)).rowcount
+            marked += (await self._writer.execute(*_marking(state, timers))).rowcount
         # In the same transaction: a timer is never reached without its delivery, nor the reverse.
         if handed_over := [event for mark in group if mark.sink is Sink.HTTP for event in mark.events]:
             await open_deliveries(self._writer, handed_over)
         return marked
 
 
-_Fired = tuple[str, str, int, str]
+_Fired = tuple[str, int, datetime, str]
+"""What timers may have in common, and the service call."""
 
 
 def _fired(event: Event) -> _Fired:
-    return (*event.key, event.generation, text_of_batch(event.at))
+    return event.tenant_id, event.generation, event.at, event.service_call_id
+
+
+def _marking(state: TimerState, fired: Sequence[_Fired]) -> tuple[str, dict[str, Any]]:
+    """Return the statement that marks timers, and its parameters."""
+    tenants, generations, moments, calls = zip(*fired, strict=True)
+    if {len(set(values)) for values in (tenants, generations, moments)} == {1}:
+        alike = {"tenant_id": tenants[0], "generation": generations[0], "at": text(moments[0])}
+        return MARK_ALIKE, {"state": state.value, **alike, "calls": json.dumps(calls)}
+    rows = list(zip(tenants, calls, generations, map(text_of_batch, moments), strict=True))
+    return MARK_REACHED, {"state": state.value, "fired": json.dumps(rows)}
