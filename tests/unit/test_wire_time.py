@@ -215,3 +215,8 @@ def test_whatever_is_read_is_a_whole_millisecond_in_utc(text: str) -> None:
     moment = _read(text)
 
     assert moment is None or (moment.tzinfo, moment.microsecond % 1000) == (UTC, 0)
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_a_time_is_written_as_iso_8601_has_it(moment: datetime) -> None:
+    assert format_time(moment) == moment.isoformat("T", "milliseconds").removesuffix("+00:00") + "Z"

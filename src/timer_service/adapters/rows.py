@@ -170,16 +170,9 @@ def due_timer(row: Row) -> DueTimer:
     """Return the due timer of a row that holds DUE_COLUMNS."""
     due_at = moment(row[2])
     assert due_at is not None
-    return DueTimer(
-        tenant_id=TenantId(row[0]),
-        service_call_id=ServiceCallId(row[1]),
-        due_at=due_at,
-        generation=row[3],
-        correlation_id=None if row[4] is None else CorrelationId(row[4]),
-        trace=_trace(row[5], row[6]),
-        expires_after_ms=row[7],
-        verdict=_state(row[8]),
-    )
+    trace = None if row[5] is None else Trace(row[5], row[6])
+    verdict = None if row[8] is None else TimerState(row[8])
+    return DueTimer(row[0], row[1], due_at, row[3], row[4], trace, row[7], verdict)
 
 
 def epoch_row(epoch: StreamEpoch) -> tuple[int, ...]:

@@ -42,7 +42,9 @@ class DueTimer(Keyed):
 
     def event(self, verdict: TimerState, at: datetime) -> Event:
         """Return the event that goes with the verdict."""
-        return self.expired(at) if verdict is TimerState.EXPIRED else self.reached(at)
+        if verdict is TimerState.EXPIRED:
+            return self._told(TimerExpired, at)
+        return self._told(DueTimeReached, at)
 
     def judged(self, now: datetime) -> TimerState:
         """Return the verdict that stands, or which it is if the event goes out now."""

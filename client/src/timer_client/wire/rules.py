@@ -25,6 +25,8 @@ TIME_RULE: Final = (
 UUID_RULE: Final = "a UUID such as 0192f0c1-2345-7abc-8def-0123456789ab"
 
 _MAX_QUOTED: Final = 80
+_TWO: Final = [f"{number:02}" for number in range(60)]
+_THREE: Final = [f"{number:03}" for number in range(1_000)]
 _TENANT: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SERVICE_CALL: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
 _CORRELATION: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
@@ -79,7 +81,11 @@ def parse_time(text: str) -> datetime:
 
 def format_time(moment: datetime) -> str:
     """Write a UTC time with three decimals and `Z`."""
-    return moment.isoformat("T", "milliseconds")[:23] + "Z"
+    # By tables, because every timer has a few of these: `isoformat` asks for the offset and takes three times
+    # as long.
+    date = f"{moment.year:04}-{_TWO[moment.month]}-{_TWO[moment.day]}"
+    time = f"{_TWO[moment.hour]}:{_TWO[moment.minute]}:{_TWO[moment.second]}"
+    return f"{date}T{time}.{_THREE[moment.microsecond // 1000]}Z"
 
 
 def _offset(sign: str, hours: int, minutes: int) -> timedelta:

@@ -65,11 +65,11 @@ class TolerantClient(Client):
             raise ConnectionClosedError
         commands: list[bytes] = []
         too_large: list[int] = []
-        gathered = 0
+        gathered, max_payload = 0, self.max_payload
         for number, (subject, body, head) in enumerate(messages):
             reply = replies[number] if replies else ""
             size = len(head) + len(body)
-            if size > self.max_payload:
+            if size > max_payload:
                 too_large.append(number)
                 continue
             if gathered and gathered + size > PART_BYTES:

@@ -163,6 +163,9 @@ class Looks:
 
 def _in_turns(of_tenants: Collection[list[Row]], limit: int) -> tuple[list[Row], list[Row]]:
     """Return the first of each, then the second of each and so on, up to a limit; and what comes next."""
+    if len(of_tenants) == 1:  # One tenant alone has all turns, which need not be taken one by one.
+        [rows] = of_tenants
+        return rows[:limit], rows[limit:]
     found: list[Row] = []
     turn = 0
     while of_tenants:

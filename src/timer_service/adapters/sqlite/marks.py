@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, Protocol
 
 import aiosqlite
 
-from timer_service.adapters.rows import text, text_of_batch
+from timer_service.adapters.rows import text_of_batch
 from timer_service.adapters.sqlite.deliveries import open_deliveries
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
@@ -166,32 +165,24 @@ class Marks:
         """Mark all of a group; many marks take no more statements than one."""
         # Each statement is a way to the writer's thread and back. With two for every mark, a group that had
         # to wait grew faster than it was marked.
-        fired = defaultdict[TimerState, list[_Fired]](list)
+        by_kind = defaultdict[type[Event], list[Event]](list)
         for mark in group:
             for event in mark.events:
-                fired[state_of(event)].append(_fired(event))
+                by_kind[type(event)].append(event)
         marked = 0
-        for state, timers in fired.items():
-            marked += (await self._writer.execute(*_marking(state, timers))).rowcount
+        for events in by_kind.values():
+            marked += (await self._writer.execute(*_marking(events))).rowcount
         # In the same transaction: a timer is never reached without its delivery, nor the reverse.
         if handed_over := [event for mark in group if mark.sink is Sink.HTTP for event in mark.events]:
             await open_deliveries(self._writer, handed_over)
         return marked
 
 
-_Fired = tuple[str, int, datetime, str]
-"""What timers may have in common, and the service call."""
-
-
-def _fired(event: Event) -> _Fired:
-    return event.tenant_id, event.generation, event.at, event.service_call_id
-
-
-def _marking(state: TimerState, fired: Sequence[_Fired]) -> tuple[str, dict[str, Any]]:
-    """Return the statement that marks timers, and its parameters."""
-    tenants, generations, moments, calls = zip(*fired, strict=True)
-    if {len(set(values)) for values in (tenants, generations, moments)} == {1}:
-        alike = {"tenant_id": tenants[0], "generation": generations[0], "at": text(moments[0])}
-        return MARK_ALIKE, {"state": state.value, **alike, "calls": json.dumps(calls)}
-    rows = list(zip(tenants, calls, generations, map(text_of_batch, moments), strict=True))
-    return MARK_REACHED, {"state": state.value, "fired": json.dumps(rows)}
+def _marking(events: Sequence[Event]) -> tuple[str, dict[str, Any]]:
+    """Return the statement that marks the timers of events of one kind, and its parameters."""
+    state, one = state_of(events[0]).value, events[0]
+    if len({(event.tenant_id, event.generation, event.at) for event in events}) == 1:
+        alike = {"tenant_id": one.tenant_id, "generation": one.generation, "at": text_of_batch(one.at)}
+        return MARK_ALIKE, {"state": state, **alike, "calls": json.dumps([e.service_call_id for e in events])}
+    fired = [(*event.key, event.generation, text_of_batch(event.at)) for event in events]
+    return MARK_REACHED, {"state": state, "fired": json.dumps(fired)}

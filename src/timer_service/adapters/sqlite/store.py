@@ -153,7 +153,9 @@ class SqliteTimerStore:
             keys = {row[:2] for row in found}
             claimed = self._exclusion.claim(keys, sink)
             looks.given_back(keys - claimed)
-        timers = [rows.due_timer(row) for row in found if row[:2] in claimed]
+        if len(claimed) < len(found):
+            found = [row for row in found if row[:2] in claimed]
+        timers = [rows.due_timer(row) for row in found]
         claim = _SqliteClaim(self.marks, sink, timers, more or len(claimed) < len(keys))
         try:
             yield claim
