@@ -17,7 +17,7 @@ from timer_client.wire import Wanted
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
 from timer_service.adapters.nats import batches, inbox, letters, positions, publisher
-from timer_service.adapters.sqlite import deliveries, exclusion, looks, marks, statements, store
+from timer_service.adapters.sqlite import deliveries, exclusion, looks, marks, places, statements, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import attempts, delivery, due_timer, messages, pace
 from timer_service.domain import timer as rules
@@ -223,10 +223,10 @@ PLANTED: dict[str, Callable[[], Change]] = {
         sql("MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''", marks),
         sql("MARK_ALIKE", "tenant_id = :tenant_id", ":tenant_id <> ''", marks),
     ),
-    "a timer that is being marked is claimed again": lambda: rewritten(
-        looks.Looks,
-        "find",
-        ("for key in (*claimed, *held_back.timers)", "for key in held_back.timers"),
+    "a timer that is being marked is claimed again": lambda: _together(
+        rewritten(looks.Looks, "find", ("_keys((*claimed, *held_back.timers))", "_keys(held_back.timers)")),
+        replaced(places.Places, "to_pass", lambda *_: []),
+        replaced(places.Places, "found", lambda *_, **__: None),
     ),
     "a timer that was changed is fired as it was read": lambda: rewritten(
         looks.Looks, "saved", ("self._ahead.saved(timers)", "pass")

@@ -11,6 +11,7 @@ from timer_service.adapters.rows import DUE_COLUMNS, for_sink, of_table
 from timer_service.adapters.sqlite.ahead import MAX_ROWS, Ahead
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
 from timer_service.adapters.sqlite.limits import SqliteLimits
+from timer_service.adapters.sqlite.places import Places
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer
@@ -20,6 +21,7 @@ MAX_ROUNDS: Final = 4
 """How often what some tenants leave of a claim is offered to those that have more."""
 
 _due_at: Final = itemgetter(2)
+_place: Final = itemgetter(2, 1)
 
 # Neither held back nor claimed. A timer's key is one value here, because SQLite looks a single value up in an
 # index, but a row value by going through the list; and it is not made where there is nothing to compare.
@@ -43,12 +45,13 @@ ORDER BY pending_due_ms
 LIMIT {MAX_ROWS + 1}
 """  # noqa: S608 - constants
 
-# Under backlog, or while a tenant is held back: the oldest few of one tenant.
+# Under backlog, or while a tenant is held back: the oldest few of one tenant after a place.
 FIND_DUE_OF_TENANT: Final = f"""
 SELECT {DUE_COLUMNS} FROM timer_schedules INDEXED BY timer_schedules_pending
-WHERE sink = 0 AND tenant_id = :tenants ->> 0 AND pending_due_ms <= :now_ms
+WHERE sink = 0 AND tenant_id = :tenants ->> '$[0][0]' AND pending_due_ms <= :now_ms
+  AND (pending_due_ms, service_call_id) > (:tenants ->> '$[0][1]', :tenants ->> '$[0][2]')
   AND {_NOT_HELD}
-ORDER BY pending_due_ms
+ORDER BY pending_due_ms, service_call_id
 LIMIT :turn
 """  # noqa: S608 - the column list is a constant
 
@@ -57,12 +60,13 @@ FIND_DUE_IN_TURNS: Final = f"""
 SELECT {of_table("t", DUE_COLUMNS)}
 FROM json_each(:tenants) AS tenant
 CROSS JOIN timer_schedules AS t
-  ON t.tenant_id = tenant.value
+  ON t.tenant_id = tenant.value ->> 0
  AND t.service_call_id IN (
     SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_pending
-    WHERE sink = 0 AND tenant_id = tenant.value AND pending_due_ms <= :now_ms
+    WHERE sink = 0 AND tenant_id = tenant.value ->> 0 AND pending_due_ms <= :now_ms
+      AND (pending_due_ms, service_call_id) > (tenant.value ->> 1, tenant.value ->> 2)
       AND {_NOT_HELD}
-    ORDER BY pending_due_ms LIMIT :turn)
+    ORDER BY pending_due_ms, service_call_id LIMIT :turn)
 """  # noqa: S608 - the column list is a constant
 
 Row = tuple[Any, ...]
@@ -79,18 +83,21 @@ class Looks:
         self._find_next = for_sink(FIND_NEXT, sink)
         self._tenants = DueTenants(read, limits, sink)
         self._backlog = False
+        self._places = Places()
         self._ahead: Ahead | None = None
 
     def saved(self, timers: Collection[Timer]) -> None:
         """Look for what is due among timers that were saved."""
         if self._ahead is not None:
             self._ahead.saved(timers)
+        self._places.forget(timer.tenant_id for timer in timers)
         self._tenants.note_saved(timers)
 
     def given_back(self, keys: Collection[TimerKey]) -> None:
         """Find these timers again: they were claimed, and are no longer."""
         if keys:
             self._ahead = None
+        self._places.forget(tenant_id for tenant_id, _ in keys)
         self._tenants.note(tenant_id for tenant_id, _ in keys)
 
     async def find(
@@ -98,6 +105,9 @@ class Looks:
     ) -> tuple[list[Row], bool]:
         """Return up to `limit` due timers, oldest first, and whether there may be more."""
         self._tenants.begin(now, held_back.timers)
+        self._places.begin(now)
+        if held_back.timers or not self._backlog:
+            self._places.forget_all()
         now_ms = epoch_ms(now)
         at_ease = held_back == NOTHING_HELD_BACK and not self._backlog
         if at_ease and self._ahead is not None:
@@ -106,19 +116,17 @@ class Looks:
                 self._tenants.found_all(now_ms)
                 return found, False
         self._ahead = Ahead(now) if at_ease else None
-        parameters = {
-            "now_ms": now_ms,
-            "held_timers": json.dumps(["\n".join(key) for key in (*claimed, *held_back.timers)]),
-        }
         # By age, the timers of a tenant that is held back would have to be passed one by one.
         if not held_back.tenants and not self._backlog:
-            found = await self._read(self._find_due, {**parameters, "limit": limit + 1})
+            passed = _keys((*claimed, *held_back.timers))
+            parameters = {"now_ms": now_ms, "held_timers": passed, "limit": limit + 1}
+            found = await self._read(self._find_due, parameters)
             if len(found) <= limit:
                 self._tenants.found_all(now_ms)
                 return found, False
             self._ahead = None
             self._tenants.add(row[0] for row in found)
-        found, self._backlog = await self._take_turns(parameters, limit, held_back.tenants)
+        found, self._backlog = await self._take_turns(now_ms, limit, claimed, held_back)
         return found, self._backlog
 
     async def next_due_at(self, after: datetime) -> datetime | None:
@@ -132,15 +140,20 @@ class Looks:
         return ahead.fill(await self._read(self._find_next, {"now_ms": epoch_ms(after)}))
 
     async def _take_turns(
-        self, parameters: dict[str, Any], limit: int, held_back: Collection[TenantId]
+        self, now_ms: int, limit: int, claimed: Collection[TimerKey], held_back: HeldBack
     ) -> tuple[list[Row], bool]:
-        all_known = await self._tenants.discover(parameters["now_ms"])
-        tenants, others = self._tenants.choose(limit, held_back)
+        all_known = await self._tenants.discover(now_ms)
+        tenants, others = self._tenants.choose(limit, held_back.tenants)
+        passed = self._places.to_pass(tenants, claimed)
+        parameters = {"now_ms": now_ms, "held_timers": _keys((*passed, *held_back.timers))}
         by_tenant, unread = await self._read_turns(parameters, limit, tenants)
         found, left = _in_turns(by_tenant.values(), limit)
         with_more = unread | {row[0] for row in left}
         self._tenants.took_turns(tenants, [tenant for tenant in tenants if tenant in with_more])
-        return sorted(found, key=_due_at), bool(with_more) or others or not all_known
+        found.sort(key=_due_at)
+        if not held_back.timers:  # What is held back comes before some of these, and is not in hand.
+            self._places.found(found, passed)
+        return found, bool(with_more) or others or not all_known
 
     async def _read_turns(
         self, parameters: dict[str, Any], limit: int, tenants: list[TenantId]
@@ -155,10 +168,15 @@ class Looks:
             turn += -(-missing // len(asked))
             # One more than a turn tells who has more.
             statement = self._find_due_of_tenant if len(asked) == 1 else self._find_due_in_turns
-            rows = await self._read(statement, {**parameters, "tenants": json.dumps(asked), "turn": turn + 1})
+            places = json.dumps(self._places.of(asked))
+            rows = await self._read(statement, {**parameters, "tenants": places, "turn": turn + 1})
             by_tenant |= _by_tenant(rows)
             asked = [tenant for tenant in asked if len(by_tenant.get(tenant, ())) > turn]
         return by_tenant, set(asked)
+
+
+def _keys(timers: Iterable[TimerKey]) -> str:
+    return json.dumps(["\n".join(key) for key in timers])
 
 
 def _in_turns(of_tenants: Collection[list[Row]], limit: int) -> tuple[list[Row], list[Row]]:
@@ -180,6 +198,6 @@ def _in_turns(of_tenants: Collection[list[Row]], limit: int) -> tuple[list[Row],
 def _by_tenant(rows: Iterable[Row]) -> dict[TenantId, list[Row]]:
     """Return each tenant's timers, oldest first."""
     found = defaultdict[TenantId, list[Row]](list)
-    for row in sorted(rows, key=_due_at):
+    for row in sorted(rows, key=_place):
         found[row[0]].append(row)
     return found
