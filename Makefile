@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-browser test-cluster test-clients upgrade check format bench simulate crashes flow-crashes torture soak peace kills power-cuts consumer-kills flow-kills callback-races callback-kills callback-cluster callback-crowd fuzz hostile kit addresses mutants schema coverage docs clean
+.PHONY: help install run test test-browser test-cluster test-clients upgrade check format bench simulate crashes flow-crashes torture soak peace kills power-cuts consumer-kills flow-kills callback-races callback-kills callback-cluster callback-crowd fuzz hostile kit addresses mutants proof schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,11 @@ SEED ?= 1
 mutants: install  ## Make MUTANTS=100 mistakes in the product, chosen by SEED=1, and tell which no test notices
 	$(BIN)/python -m tests.mutation --count $(MUTANTS) --seed $(SEED) \
 		$(if $(RECORD),--record "make mutants MUTANTS=$(MUTANTS) SEED=$(SEED)")
+
+HOURS ?= 1
+PARTS ?=
+proof: install  ## Run all these proofs in turn, sized to end after about HOURS=1, keep their counts, print one table
+	@$(BIN)/python -m tests.proof --hours $(HOURS) $(PARTS)
 
 EXAMPLES ?= 200
 schema: install  ## Make EXAMPLES=200 requests per operation of the REST API from its own document

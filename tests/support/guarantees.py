@@ -126,8 +126,12 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
 
 def record(command: str, counts: Counts, docs: Path = DOCS) -> None:
     """Keep what a command has counted, and show it on the page."""
-    page, kept = docs / PAGE, load(docs)
-    kept[command] = {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts}
+    write({**load(docs), command: {"on": f"{datetime.now(UTC):%Y-%m-%d}", "counts": counts}}, docs)
+
+
+def write(kept: dict[str, Counts], docs: Path = DOCS) -> None:
+    """Keep these counts and no others, and show them on the page."""
+    page = docs / PAGE
     kept = dict(sorted(kept.items()))  # On the page in the order of the file, also for a new command.
     (docs / COUNTS).write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
@@ -157,10 +161,20 @@ def asked_of(command: str) -> dict[str, tuple[str, float]]:
 def shortfalls(kept: dict[str, Counts]) -> list[str]:
     """Return every count that is not what is asked for."""
     return [
-        f"{command}: {name} is {_text(run['counts'].get(name))}, asked for is {kind} {_text(bound)}"
-        for command, run in kept.items()
+        line for command, run in kept.items() for line in _missed(command, run["counts"], AT_LEAST, AT_MOST)
+    ]
+
+
+def exceeded(command: str, counts: Counts) -> list[str]:
+    """Return every count that is more than it may be; that a small run has few of others is no fault."""
+    return _missed(command, counts, AT_MOST)
+
+
+def _missed(command: str, counts: Counts, *kinds: str) -> list[str]:
+    return [
+        f"{command}: {name} is {_text(counts.get(name))}, asked for is {kind} {_text(bound)}"
         for name, (kind, bound) in asked_of(command).items()
-        if not _is_met(run["counts"].get(name), kind, bound)
+        if kind in kinds and not _is_met(counts.get(name), kind, bound)
     ]
 
 

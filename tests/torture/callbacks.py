@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.support.guarantees import conclude, shortfalls
+from tests.support.guarantees import conclude, exceeded
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import fresh_schema
 from tests.torture.callback_site import Away, Receiver, Site
@@ -285,8 +285,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="callbacks-", ignore_cleanup_errors=True) as folder:
         counts = asyncio.run(run(options.proof, options.count, Path(folder)))
     counts["seconds"] = round(time.monotonic() - started)
-    missed = shortfalls({f"make callback-{options.proof}": {"counts": counts}})
-    return conclude(counts, missed, options.record)
+    return conclude(counts, exceeded(f"make callback-{options.proof}", counts), options.record)
 
 
 def _early(receiver: Receiver) -> int:
