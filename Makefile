@@ -36,8 +36,8 @@ test-browser: install  ## Use the page in a real Chromium, which it fetches once
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
 
-upgrade: install  ## Run the store of release 0.1.0 beside this one on PostgreSQL; needs the whole history of the repository
-	$(BIN)/pytest -m upgrade tests/integration/test_upgrade.py
+upgrade: install  ## Run release 0.1.0 and this one together: stores, clients, a rolling upgrade; needs the whole history
+	$(BIN)/pytest -m upgrade tests/integration
 
 test-clients: install  ## Build and run the TypeScript client and program, read docs/asyncapi.yaml, check docs/vectors; needs node and npm
 	$(BIN)/pytest -m clients

@@ -1,9 +1,6 @@
 """The stores of release 0.1.0 and of this program take turns on one PostgreSQL (`make upgrade`)."""
 
-import io
 import subprocess
-import sys
-import tarfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -11,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT
 from tests.support.postgres import fresh_database
+from tests.support.release import start_old
 from tests.support.timers import ACME
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.domain.messages import Position, ScheduleTimer, ServiceCallId
@@ -21,7 +18,6 @@ from timer_service.ports.timer_store import TimerQuery, TimerStore
 
 pytestmark = pytest.mark.upgrade
 
-RELEASE = "c6bf38e"
 ROUNDS = 50
 # The old release's store: told a round by a line, it accepts a timer that is due, fires what it finds, and
 # tells what that was.
@@ -48,32 +44,10 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source of the release, out of the history of this repository."""
-    command = ["git", "archive", RELEASE, "src", "migrations"]
-    archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
-    folder = tmp_path_factory.mktemp("release")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(folder, filter="data")
-    return folder
-
-
 @pytest.fixture
 async def database() -> AsyncIterator[str]:
     async with fresh_database() as url:
         yield url
-
-
-def started(release: Path, url: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", OLD, url],
-        env={"PYTHONPATH": str(release / "src")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def told(process: "subprocess.Popen[str]", line: object) -> list[str]:
@@ -95,7 +69,7 @@ async def fire(store: TimerStore) -> list[str]:
 async def test_an_old_store_works_on_in_turn_with_a_new_one_and_each_timer_is_marked_once(
     release: Path, database: str
 ) -> None:
-    old = started(release, database)
+    old = start_old(release, OLD, database)
     assert old.stdout is not None
     assert old.stdout.readline() == "ready\n"
     fired = Counter(told(old, 0))
@@ -119,7 +93,7 @@ async def test_an_old_store_works_on_in_turn_with_a_new_one_and_each_timer_is_ma
 
 async def test_an_old_store_does_not_open_once_a_new_one_has(release: Path, database: str) -> None:
     async with open_postgres_store(database, lambda: datetime.now(UTC)):
-        old = started(release, database)
+        old = start_old(release, OLD, database)
         _, errors = old.communicate()
 
     assert old.returncode != 0

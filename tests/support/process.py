@@ -20,6 +20,8 @@ class TimerServiceProcess:
 
     def __init__(self, folder: Path, *arguments: str, **settings: object) -> None:
         self.folder = folder
+        self.source: Path | None = None
+        """Where the program is, if it is that of another release."""
         self.arguments = arguments
         self.settings = {f"TIMER_{name.upper()}": str(value) for name, value in settings.items()}
         self.log: list[dict[str, Any]] = []
@@ -33,9 +35,10 @@ class TimerServiceProcess:
         settings = {"TIMER_LOG_FORMAT": "json", "TIMER_HTTP_PORT": "0", **self.settings}
         reading, writing = os.pipe()
         with Path(os.devnull).open("wb") as nowhere:
-            self._process = start_forked(
+            forked = self.source is None and start_forked(
                 self.arguments, self.folder, settings, nowhere.fileno(), writing
-            ) or self._start_python(settings, writing)
+            )
+            self._process = forked or self._start_python(settings, writing)
         os.close(writing)
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
@@ -43,6 +46,8 @@ class TimerServiceProcess:
 
     def _start_python(self, settings: dict[str, str], errors: int) -> "subprocess.Popen[bytes]":
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TIMER_")}
+        if self.source is not None:
+            clean["PYTHONPATH"] = str(self.source)
         return subprocess.Popen(
             [sys.executable, "-m", "timer_service", *self.arguments],
             cwd=self.folder,
