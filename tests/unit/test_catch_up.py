@@ -119,6 +119,14 @@ def test_everybody_waits_where_the_broker_cannot_list_who_does() -> None:
 # Who never stops sending
 
 
+def test_what_the_commands_have_passed_fires_also_once_older_timers_have_waited_long_enough() -> None:
+    desk = Desk()
+    desk.look(20, backlog(ACME), timer(1))
+    desk.look_until(49.5, backlog(ACME), timer(1), since_s=20)
+
+    assert desk.look(50, backlog(ACME, first=11, last=20), timer(1), timer(30)) == [1, 30]
+
+
 def test_a_tenant_that_never_stops_sending_fires_what_was_due_when_older_commands_were_stored() -> None:
     desk = Desk()
     desk.look(5, backlog(ACME, last=10), timer(1), timer(5.5))

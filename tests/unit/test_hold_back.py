@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.timers import ACME, GLOBEX, at, call, reached
+from timer_service.domain.cause import Cause
 from timer_service.domain.messages import DueTimeReached, TenantId
 from timer_service.ports.event_sink import Published, PublishResult
+from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.workflows.hold_back import (
     MAX_ENTRIES,
@@ -60,6 +62,30 @@ def test_a_pause_ends_after_half_a_second() -> None:
     assert hold_back.at(at(10.499)) == timers("bad")
     assert hold_back.at(at(10.5)) == NOTHING_HELD_BACK
     assert hold_back.ends_at(at(10.5)) is None
+
+
+def test_a_pause_is_what_keeps_a_timer_from_being_published_until_it_ends() -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, (reached("bad"), REJECTED), now_s=10)
+
+    bad, good = (ACME, call("bad")), (ACME, call("good"))
+    assert hold_back.obstacle(bad, at(10)) == Obstacle(Cause.TIMER_HELD_BACK, at(10.5), 1)
+    assert hold_back.obstacle(bad, at(10.5)) is None
+    assert hold_back.obstacle(good, at(10)) is None
+
+
+def test_what_holds_up_more_is_named_before_what_holds_up_less() -> None:
+    hold_back = HoldBack()
+
+    record(hold_back, (reached("bad"), UNANSWERED))
+    tenant = hold_back.obstacle((ACME, call("bad")), at(0))
+    record(hold_back, (reached("bad"), STREAM_REFUSED))
+    stream = hold_back.obstacle((ACME, call("bad")), at(0))
+
+    assert tenant is not None
+    assert stream is not None
+    assert (tenant.cause, stream.cause) == (Cause.TENANT_HELD_BACK, Cause.STREAM_REFUSES)
 
 
 def test_pauses_double_up_to_ten_seconds() -> None:
