@@ -5,9 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from timer_service.domain import lanes as lanes_module
 from timer_service.domain.delivery import Answered, Blocked, CallResult, TimedOut, Trouble, Unreachable
-from timer_service.domain.lanes import MAX_LANE_QUEUE, Lane, Lanes
+from timer_service.domain.lanes import MAX_LANE_QUEUE, MAX_REMEMBERED, Lane, Lanes
 from timer_service.domain.messages import TenantId
 from timer_service.domain.pace import (
     FIRST_PAUSE_S,
@@ -34,6 +33,7 @@ def after(pace: Pace, *results: CallResult, now_s: float = 0.0) -> Pace:
 
 
 def test_success_raises_the_limit_step_by_step_up_to_a_cap() -> None:
+    assert after(Pace(), *[OK] * (FIRST_UNDER_WAY - 1)).limit == FIRST_UNDER_WAY
     assert after(Pace(), *[OK] * FIRST_UNDER_WAY).limit == FIRST_UNDER_WAY + 1
     assert after(Pace(), *[OK] * 10_000).limit == MAX_UNDER_WAY
 
@@ -226,7 +226,8 @@ def test_of_a_long_lane_only_the_first_are_taken_in() -> None:
 
 def test_nothing_is_left_in_memory_of_what_is_over() -> None:
     lanes = Lanes[int]()
-    for n in range(5_000):
+    count = MAX_REMEMBERED + 1
+    for n in range(count):
         lanes.offer(n, lane(f"tenant-{n}", f"https://{n}.example"), 0.0)
     done = 0
     while keys := lanes.take(0.0):
@@ -235,6 +236,6 @@ def test_nothing_is_left_in_memory_of_what_is_over() -> None:
             lanes.forget(key)
             done += 1
 
-    assert done == 5_000
+    assert done == count
     assert (lanes._queues, lanes._tenants, lanes._lane_of, lanes._taken) == ({}, {}, {}, {})
-    assert len(lanes._paces) <= lanes_module.MAX_REMEMBERED
+    assert len(lanes._paces) == MAX_REMEMBERED
