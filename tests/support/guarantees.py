@@ -97,7 +97,7 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
         ),
     },
     "make flow-crashes": {
-        "memory: crash scenarios": (AT_LEAST, 500),
+        "memory: crash scenarios": (AT_LEAST, 400),
         "sqlite: crash scenarios": (AT_LEAST, 5_000),
         "postgres: crash scenarios": (AT_LEAST, 500),
         "violations": (AT_MOST, 0),
