@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.plans import Cost, costs
 from tests.support.postgres import execute, fresh_schema
-from tests.support.timers import at, schedule
+from tests.support.timers import ACME, at, call, schedule
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import looks, pages, statements
 from timer_service.adapters.postgres.connections import BY_INDEX
@@ -19,7 +19,7 @@ from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId
 from timer_service.domain.timer import TimerState
-from timer_service.ports.timer_store import HeldBack, TimerQuery
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack, TimerQuery
 from timer_service.testing import START
 
 NOW = "2026-01-01T12:00:00.000Z"
@@ -110,6 +110,13 @@ async def test_no_search_reads_more_than_it_returns(
     url: str, sql: str, parameters: list[Any], most: int
 ) -> None:
     check(await costs(url, sql, parameters), rows=most, buffers=12 * most + 100)
+
+
+def test_a_look_reads_a_bounded_number_of_rows_of_those_who_are_held_back() -> None:
+    held = HeldBack(tenants=frozenset({TenantId("held")}), timers=frozenset({(ACME, call("order-1"))}))
+
+    assert looks.most_to_read(100, NOTHING_HELD_BACK, 1_000) == 101
+    assert looks.most_to_read(100, held, 1_000) == 1_102
 
 
 async def test_a_sweep_leaps_over_a_backlog_and_never_sees_what_is_to_come(url: str) -> None:
