@@ -9,11 +9,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import asyncpg
 import pytest
 
+from tests.support.lines import until
 from tests.support.postgres import execute, fresh_schema
 from tests.support.process import run_cli
 from tests.support.timers import ACME, at, call, cancel, schedule
+from timer_service.adapters.postgres.archive import COPY_NAME
+from timer_service.adapters.postgres.connections import APPLICATION_NAME
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.adapters.sqlite.opening import open_sqlite_store
@@ -219,6 +223,11 @@ async def test_a_source_that_changed_between_two_tries_is_noticed(sqlite: str, p
     assert await everything(postgres) == await everything(sqlite)
 
 
+_LOOKED = """
+SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%pg_stat_activity%'
+"""
+
+
 @pytest.mark.parametrize("back", [False, True], ids=["a source", "a target"])
 async def test_a_store_that_a_service_uses_is_refused(sqlite: str, postgres: str, back: bool) -> None:
     await fill(sqlite, many(5))
@@ -227,6 +236,20 @@ async def test_a_store_that_a_service_uses_is_refused(sqlite: str, postgres: str
     async with opened(postgres):
         with pytest.raises(StoreInUse, match="stop every instance"):
             await copy(source, target)
+
+
+async def test_a_service_that_has_just_gone_is_waited_for(sqlite: str, postgres: str) -> None:
+    await fill(postgres, many(5))
+    leaving = await asyncpg.connect(postgres, server_settings={"application_name": APPLICATION_NAME})
+    copying = asyncio.ensure_future(copy(postgres, sqlite))
+
+    async def looked() -> bool:
+        return copying.done() or bool(await leaving.fetchval(_LOOKED, COPY_NAME))
+
+    await until(looked, "the copy to look who is at work")
+    await leaving.close()
+
+    assert (await copying).timers == len(await everything(sqlite))
 
 
 # After the copy

@@ -1,5 +1,6 @@
 """A PostgreSQL database that no service is using, read or written from end to end."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -38,6 +39,9 @@ from timer_service.ports.delivery_store import CallbackRecord
 COPY_NAME: Final = f"{APPLICATION_NAME} copy"
 STEP_TIMEOUT_S: Final = 600.0
 """For counting all timers and the like."""
+MAX_LOOKS: Final = 50
+LOOK_AGAIN_S: Final = 0.1
+"""A session that has ended stays in the server's list until its process has gone."""
 
 _OTHERS: Final = """
 SELECT count(*) FROM pg_stat_activity
@@ -83,7 +87,7 @@ async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["
     address = Address(url, statement_cache_size=0, application_name=COPY_NAME)
     async with open_connections(address, 1) as connections, connections.connection() as connection:
         await migrate(connection, connections.where)
-        if await connection.fetchval(_OTHERS, APPLICATION_NAME, COPY_NAME):
+        if not await _is_alone(connection):
             raise StoreInUse(
                 f"{connections.where} is in use by a timer-service: stop every instance, then copy"
             )
@@ -92,6 +96,15 @@ async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["
         yield PostgresArchive(connections, connection)
         if as_source and connection.is_in_transaction():
             await connection.execute("ROLLBACK")
+
+
+async def _is_alone(connection: Connection) -> bool:
+    """Return whether nobody else is at work, nor about to leave."""
+    for _ in range(MAX_LOOKS):
+        if not await connection.fetchval(_OTHERS, APPLICATION_NAME, COPY_NAME):
+            return True
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return False
 
 
 @asynccontextmanager
