@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, Protocol
 
@@ -294,6 +295,8 @@ class Broker:
             answer: dict[str, Any] = {"error": {"code": 404, "err_code": 10059}}
         elif "next_by_subj" in request:
             answer = _next_message(stream, request["seq"], request["next_by_subj"])
+        elif "seq" in request:
+            answer = _message(stream, request["seq"])
         else:
             answer = _information(stream, request.get("subjects_filter", "").split("."))
         link.down(Message(message.reply, json.dumps(answer).encode()))
@@ -585,6 +588,14 @@ def _information(stream: Stream, pattern: Sequence[str]) -> dict[str, Any]:
 def _next_message(stream: Stream, first: int, subject: str) -> dict[str, Any]:
     found = [n for n, stored in stream.messages.items() if n >= first and stored.subject == subject]
     return {"message": {"seq": min(found)}} if found else {"error": {"code": 404, "err_code": 10037}}
+
+
+def _message(stream: Stream, sequence: int) -> dict[str, Any]:
+    stored = stream.messages.get(sequence)
+    if stored is None:
+        return {"error": {"code": 404, "err_code": 10037}}
+    stored_at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stored.stored_ns // 1000)
+    return {"message": {"seq": sequence, "time": stored_at.isoformat()}}
 
 
 def _status(inbox: str, status: str, description: str) -> Message:

@@ -503,6 +503,10 @@ NEVER_WAITS = {
         "service/health.py",
         "self._store.count(now)",
     ): "asked for over HTTP, which is not simulated",
+    (
+        "adapters/nats/source.py",
+        'b"-NAK") for reply in again',
+    ): "only where a tail is lost while the connection stands",
     ("bootstrap.py", "bus.running()"): "starts a task and waits for nothing",
     ("bootstrap.py", "_request_api(settings"): "the same",
     ("bootstrap.py", "listen(service.heard_of)"): "starts a task on PostgreSQL and nothing on SQLite",

@@ -117,3 +117,24 @@ async def test_what_was_delivered_before_a_loss_is_not_current_even_if_it_was_st
 
     assert not positions.is_current(before)
     assert positions.is_current(positions.epoch)
+
+
+@pytest.mark.parametrize(("stored_us", "is_lost"), [(900, True), (500, False), (0, False)])
+async def test_a_tail_whose_places_were_given_away_is_missed_before_anything_is_delivered(
+    stored_us: int, is_lost: bool
+) -> None:
+    """Nothing is missing at the end of the stream: only what lies in the place of the last one tells."""
+    positions = new_positions()
+    await positions.learn(told(StreamEnd(CREATED_US, 5, 500)))
+    before = positions.epoch
+    positions.of(Delivery(5, 1, 500))
+    asked: list[int] = []
+
+    async def stored(sequence: int) -> int:
+        asked.append(sequence)
+        return stored_us
+
+    await positions.learn(told(StreamEnd(CREATED_US, 6, 950)), stored)
+
+    assert asked[0] == 5
+    assert positions.is_current(before) is not is_lost

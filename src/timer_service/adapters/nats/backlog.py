@@ -11,6 +11,7 @@ from timer_client import wire
 from timer_service.adapters.nats.answers import Answers
 from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.options import NatsOptions
+from timer_service.adapters.nats.positions import microseconds
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
 from timer_service.ports.command_source import Backlog
@@ -81,6 +82,14 @@ class BacklogQuestions:
             if all(_is_told(answer) for answer in of_tenant)
         }
         return self._backlog(lists, oldest, handled_sequence)
+
+    async def stored_us(self, sequence: int) -> int:
+        """Return when the message under a sequence was stored; 0 if there is none or we may not read it."""
+        if not self._may_read:
+            return 0
+        [answer] = await self._ask([Outgoing(self._get_subject, _json({"seq": sequence}))])
+        message = answer.get("message")
+        return 0 if message is None else microseconds(message["time"])
 
     def _read_next(self, tenant_id: TenantId, command_type: str, beyond: int) -> Outgoing:
         subject = self._subjects.command(tenant_id, command_type)

@@ -31,6 +31,13 @@ class StreamEnd(NamedTuple):
 
 
 Ask = Callable[[], Awaitable[StreamEnd]]
+StoredUs = Callable[[int], Awaitable[int]]
+"""When the message under a sequence was stored; 0 if that cannot be known."""
+
+
+async def not_known(_: int) -> int:
+    """Say that no message can be read."""
+    return 0
 
 
 def read_stream_end(answer: bytes) -> StreamEnd:
@@ -42,10 +49,11 @@ def read_stream_end(answer: bytes) -> StreamEnd:
     if "error" in info:
         raise NatsError(str(info["error"].get("description", "the command stream does not answer")))
     state = info["state"]
-    return StreamEnd(_microseconds(info["created"]), int(state["last_seq"]), _microseconds(state["last_ts"]))
+    return StreamEnd(microseconds(info["created"]), int(state["last_seq"]), microseconds(state["last_ts"]))
 
 
-def _microseconds(text: str) -> int:
+def microseconds(text: str) -> int:
+    """Read a time of the broker as microseconds since 1970."""
     return max(0, (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1))
 
 
@@ -67,13 +75,19 @@ class CommandPositions:
         self._set_aside: list[str] = []
         self._lost_at: datetime | None = None
 
-    async def learn(self, ask: Ask) -> None:
-        """Compare the stream with what was applied, and begin a new epoch if it has lost something."""
+    async def learn(self, ask: Ask, stored_us: StoredUs = not_known) -> None:
+        """Compare the stream with what was applied, and begin a new epoch if it has lost something.
+
+        Also if its newest messages are gone and others have taken their places before anybody looked: until
+        these are delivered, nothing else tells, and an acknowledgement of what is in hand would end them.
+        """
         begun: StreamEpoch | None = None
         for _ in range(BEGIN_TRIES):
             # Before the stream is asked: what is applied or delivered from here on is in its answer as well.
             known, seen = await self._store.stream_epochs(), self._seen
             end = await ask()
+            if self.epoch == seen.stream_created_us and 0 < seen.sequence <= end.last_sequence:
+                self._overwritten |= 0 < seen.stored_us < await stored_us(seen.sequence)
             fresh = epoch_to_begin(
                 known, end.created_us, end.last_sequence, seen, overwritten=self._overwritten
             )

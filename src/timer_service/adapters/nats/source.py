@@ -131,7 +131,7 @@ class NatsCommandSource:
 
     async def _learn_positions(self, client: TolerantClient) -> None:
         """Find out whether the stream has lost anything, and ask again for what waited for the answer."""
-        await self._positions.learn(lambda: self._stream_end(client))
+        await self._positions.learn(lambda: self._stream_end(client), self._questions.stored_us)
         if again := self._positions.take_aside():
             await client.publish_all([Outgoing(reply, b"-NAK") for reply in again])
 
