@@ -2,6 +2,7 @@
 
 import base64
 import json
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -66,13 +67,14 @@ def _json_body(random: Random) -> bytes:
         part = random.choice((body, body.get("payload")))
         if not isinstance(part, dict):
             break
-        name, value = random.choice(FIELDS), random.choice(NASTY_VALUES + NASTY_TIMES)
+        # A copy: a value that is put into itself could not be written, nor one that the next input changes.
+        name, value = random.choice(FIELDS), deepcopy(random.choice(NASTY_VALUES + NASTY_TIMES))
         if random.random() < 0.2:
             part.pop(name, None)
         else:
             part[name] = value
     if not isinstance(body.get("payload"), dict):
-        body.setdefault("payload", random.choice(NASTY_VALUES))
+        body.setdefault("payload", deepcopy(random.choice(NASTY_VALUES)))
     return json.dumps(body, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
