@@ -35,6 +35,8 @@ SMALL_LOG_BYTES, LARGE_LOG_BYTES = 50_000, 64 * 1024 * 1024
 """A write-ahead log that is emptied after a few batches, and one that no run fills."""
 LOG_PATIENCE_S = 0.5
 """So long a batch waits for those who ask, where the log is emptied."""
+VISITED_TENANTS = 2
+"""So many tenants a look learns of at least, where due timers are taken in turns by tenant."""
 RESTARTS = frozenset({"crash", "absence", "stop", "step", "drift", *HARMLESS})
 """Faults that leave broker and disk alone."""
 LETTERS_DELAYED_S = 60.0
@@ -130,9 +132,13 @@ class Plan:
         """How late a timer may be while nothing is wrong: a few batches and all requests in a row."""
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
         batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
+        # However large a batch may be, a look takes only timers of tenants that it knows of. Of that many
+        # looks each takes half of the longest on average.
+        tenants = len({s.wish.tenant for s in self.sendings if s.wish.kind == "schedule"})
+        learning_s = max(0.0, tenants / VISITED_TENANTS - batches) * batch_s / 2
         if self.log_limit_bytes == SMALL_LOG_BYTES and any(f.kind == "slow questions" for f in self.faults):
             batch_s += LOG_PATIENCE_S
-        return 0.2 + batches * batch_s + len(self.askings) * 8 * self.disk_latency_s
+        return 0.2 + batches * batch_s + learning_s + len(self.askings) * 8 * self.disk_latency_s
 
     def is_disturbed(self, since: float, until: float) -> bool:
         """Return whether a fault, or what it leaves behind, falls between two moments."""

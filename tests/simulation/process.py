@@ -17,6 +17,7 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
+from tests.simulation.plan import VISITED_TENANTS
 from timer_service.adapters.alarm import loop_alarm
 from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
@@ -109,7 +110,9 @@ def parts_of(machine: Machine) -> Parts:
         session=SessionMeans(make_client=make_client, elapsed_s=machine.loop.time), min_batched=2
     )
     # So small that a few tenants and timers take several looks to be known.
-    limits = SqliteLimits(max_scanned_rows=3, max_visited_tenants=2, max_log_bytes=machine.log_limit_bytes)
+    limits = SqliteLimits(
+        max_scanned_rows=3, max_visited_tenants=VISITED_TENANTS, max_log_bytes=machine.log_limit_bytes
+    )
     open_sqlite = partial(open_sqlite_store, driver=machine.disk.connect, limits=limits)
     return Parts(
         make_clock=partial(

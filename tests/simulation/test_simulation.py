@@ -45,6 +45,7 @@ FOUND = {
     1793: "as 522, with three requests",
     1906: "as 30025, before the message that had taken the place was delivered",
     3385: "as 522, with a slow disk",
+    3924: "many tenants were taken in turns, and the looks that learn of two at a time were not waited for",
     4072: "a timer was purged, and scheduled again with the same due time",
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",
     32_066: "a confirmation that came while the process was frozen counted as known",
