@@ -53,6 +53,8 @@ class _Story:
     cancel_asked: bool = False
     cancelled: bool | None = None
     """What a tenant was told; None if nothing."""
+    is_unheard: bool = False
+    """Whether its tenant is about to ask again, as nobody listened."""
     again_in_s: float = ASKED_AGAIN_IN_S
     id: UUID | None = None
     attempts: list[_Attempt] = field(default_factory=list)
@@ -85,6 +87,8 @@ class Callbacks:
         self._violated = violated
         self._note = note
         self._ask: Callable[[Sequence[_Story], Sequence[Command]], bool] = _nobody
+        self.requested_s = 0.0
+        """When a receiver last saw a request."""
 
     def begin(self) -> None:
         """Let tenants ask, each at its time."""
@@ -102,6 +106,10 @@ class Callbacks:
     def owed(self) -> list[str]:
         """Return what has been promised and has not come."""
         return [f"the callback of {key}" for key, story in self._stories.items() if story.is_owed]
+
+    def are_unheard(self) -> bool:
+        """Return whether a tenant is still to ask for something, because nobody listened before."""
+        return any(story.is_unheard for story in self._stories.values())
 
     # What tenants do.
 
@@ -150,7 +158,8 @@ class Callbacks:
         again: Callable[[Sequence[_Story]], None],
     ) -> None:
         first = stories[0]
-        if self._ask(stories, commands):
+        first.is_unheard = not self._ask(stories, commands)
+        if not first.is_unheard:
             first.again_in_s = ASKED_AGAIN_IN_S
         else:
             self._loop.world_at(self._loop.time() + first.again_in_s, again, stories)
@@ -198,6 +207,7 @@ class Callbacks:
         story = self._stories[request.key]
         self._note(f"{request.key}: attempt {request.attempt} under {request.id}")
         self._judge(story, request, life)
+        self.requested_s = self._loop.time()
         attempt = _Attempt(request.attempt, life)
         script = story.hook.answers
         result = script[len(story.attempts)] if len(story.attempts) < len(script) else TAKEN

@@ -6,13 +6,12 @@ from random import Random
 
 from timer_service.domain.callback import DEFAULT_DELAYS
 from timer_service.domain.delivery import Answered, CallResult, TimedOut, Trouble, Unreachable
+from timer_service.domain.pace import MAX_PAUSE_S
 
 CALLING = 8
 """One seed in this many has callbacks."""
 PATIENT = 4
 """Of these, one in this many has the usual schedule, of days, and a service that is away most of the time."""
-BREAKER_S = 15.0 + 30.0 + 60.0 + 120.0
-"""A receiver that failed for a while is left alone for so long, in all."""
 MOST_S = 600.0
 """What is left of a schedule of days once the service is back."""
 AWAY_S = 1.25 * DEFAULT_DELAYS[-1].total_seconds()
@@ -52,12 +51,12 @@ class Hook:
 
     @property
     def longest_s(self) -> float:
-        """How long its attempts may take from the due time on, while the service is well."""
+        """How long its attempts may take while the service is well and its receiver is left alone once."""
         answers_s = sum(
             answer.after.total_seconds() if isinstance(answer, TimedOut) else retry_after_s(answer)
             for answer in self.answers
         )
-        return min(1.25 * sum(self.delays_s) + answers_s + BREAKER_S, MOST_S)
+        return min(1.25 * sum(self.delays_s) + answers_s + MAX_PAUSE_S, MOST_S)
 
 
 def some_hooks(random: Random, lasts: float, *, patient: bool) -> list[Hook]:

@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def callbacks_s(self) -> float:
-        """How long after the last fault callbacks may take."""
+        """How long callbacks may take after the last fault, or after the last request to any receiver."""
         return max((hook.longest_s for hook in self.hooks), default=0.0)
 
     @property

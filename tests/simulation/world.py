@@ -520,8 +520,10 @@ class World:
         )
         limit_s = LETTERS_SETTLED_AFTER_S if refused else SETTLED_AFTER_S
         limit_s += self.plan.callbacks_s
-        late = self.model.overdue() or self.callbacks.owed()
-        if waited_s < limit_s and (left or late or not self._is_well()):
+        # A receiver that fails is left alone after each request, as often as it has failures left to answer.
+        unchanged_s = self.loop.time() - max(self._calm_since, self.callbacks.requested_s)
+        late = self.model.overdue() or self.callbacks.owed() or self.callbacks.are_unheard()
+        if unchanged_s < limit_s and (left or late or not self._is_well()):
             self.loop.world_at(self.loop.time() + 1.0, self._check_settled)
             return
         self.note(f"settled after {waited_s:.1f} s")
