@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from timer_service.domain.delivery import Delivery, DeliveryState
-from timer_service.domain.errors import TimerNotFound
+from timer_service.domain.errors import CriticalError, TimerNotFound, telling_of_failure
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.ports.clock import Clock
 from timer_service.ports.delivery_store import CallbackRecord, DeliveryQuery, DeliveryStore
@@ -13,25 +13,34 @@ from timer_service.ports.delivery_store import CallbackRecord, DeliveryQuery, De
 class Deliveries:
     """Questions about callbacks, and what their owner may do. All may raise TransientError: ask again."""
 
-    def __init__(self, store: DeliveryStore, clock: Clock, wake: Callable[[datetime], None]) -> None:
+    def __init__(
+        self,
+        store: DeliveryStore,
+        clock: Clock,
+        wake: Callable[[datetime], None],
+        failed: Callable[[CriticalError], None],
+    ) -> None:
         self._store = store
         self._clock = clock
         self._wake = wake
+        self._failed = failed
 
     async def records(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
         """Return what is kept of the callbacks of some timers; one without is missing."""
-        return await self._store.get(keys) if keys else {}
+        with telling_of_failure(self._failed):
+            return await self._store.get(keys) if keys else {}
 
     async def record(self, key: TimerKey) -> CallbackRecord:
         """Return what is kept of a timer's callback, or raise TimerNotFound."""
-        found = (await self._store.get([key])).get(key)
+        found = (await self.records([key])).get(key)
         if found is None:
             raise TimerNotFound(key[1])
         return found
 
     async def list(self, query: DeliveryQuery) -> Sequence[Delivery]:
         """Return a page of one tenant's deliveries."""
-        return await self._store.list_deliveries(query)
+        with telling_of_failure(self._failed):
+            return await self._store.list_deliveries(query)
 
     async def retry(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Delivery | None:
         """Send a callback whose delivery has ended again; return the delivery, None if there is none."""
@@ -44,11 +53,13 @@ class Deliveries:
     async def retry_all(self, query: DeliveryQuery) -> int:
         """Send again what a query finds, up to its limit; return how many."""
         now = self._clock.now()
-        count = await self._store.replay(query, now)
+        with telling_of_failure(self._failed):
+            count = await self._store.replay(query, now)
         if count:
             self._wake(now)
         return count
 
     async def abandon(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Delivery | None:
         """Make no further attempt; one that is under way may still arrive."""
-        return await self._store.abandon((tenant_id, service_call_id), self._clock.now())
+        with telling_of_failure(self._failed):
+            return await self._store.abandon((tenant_id, service_call_id), self._clock.now())

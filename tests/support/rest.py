@@ -27,6 +27,7 @@ from timer_service.adapters.webhook.resolver import LookUp
 from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of
+from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import TenantId
 from timer_service.ports.callback_preview import CallbackPreview
 from timer_service.ports.health import Health, Recent
@@ -77,6 +78,7 @@ class Site:
     look_up: LookUp = everywhere
     preview: CallbackPreview | None = None
     woken: list[Any] = field(default_factory=list)
+    failures: list[CriticalError] = field(default_factory=list)
     receive_timeout_s: float = 10.0
 
     async def open(self) -> "Site":
@@ -96,7 +98,8 @@ class Site:
             counted=lambda _: None,
             explain=explanations(self.store, self.clock).explain,
         )
-        self.deliveries = Deliveries(self.store.deliveries, self.clock, self.woken.append)
+        told = self.woken.append, self.failures.append
+        self.deliveries = Deliveries(self.store.deliveries, self.clock, *told)
         self.preparer = Preparer(keyring_of(), VAULT, AddressRules(read_allowed(self.allow)))
         desk = CallbackDesk(self.preparer.vault, self.preparer.rules, self.max_payload_bytes)
         builder = CommandBuilder(desk, self.clock.delays_from, has_broker=self.has_broker)

@@ -12,7 +12,7 @@ import structlog
 
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
-from timer_service.domain.errors import CriticalError, GivenUp, TransientError
+from timer_service.domain.errors import CriticalError, GivenUp, TransientError, telling_of_failure
 from timer_service.domain.messages import Command, Event, ServiceCallId, TenantId, TimerKey
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.clock import Clock
@@ -78,7 +78,7 @@ class RetryingStore:
 
     async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         """Decide requests; whoever asks is told at once if that fails."""
-        with self._telling():
+        with telling_of_failure(self.on_failure):
             return await self._store.decide(requests, now)
 
     @asynccontextmanager
@@ -99,12 +99,12 @@ class RetryingStore:
 
     async def get(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Timer | None:
         """Return one timer."""
-        with self._telling():
+        with telling_of_failure(self.on_failure):
             return await self._store.get(tenant_id, service_call_id)
 
     async def list_timers(self, query: TimerQuery) -> list[Timer]:
         """Return a page of one tenant's timers."""
-        with self._telling():
+        with telling_of_failure(self.on_failure):
             return await self._store.list_timers(query)
 
     async def purge(self, ended_before: datetime, limit: int) -> int:
@@ -113,7 +113,7 @@ class RetryingStore:
 
     async def count(self, now: datetime) -> StoreCounts:
         """Count what there is."""
-        with self._telling():
+        with telling_of_failure(self.on_failure):
             return await self._store.count(now)
 
     async def retry(self, operation: str, step: Callable[[], Awaitable[T]]) -> T:
@@ -132,15 +132,6 @@ class RetryingStore:
             else:
                 self._wrote(operation, time.perf_counter() - started)
                 return result
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Say that the store has failed: whoever only asked is answered, and no loop would know of it."""
-        try:
-            yield
-        except CriticalError as error:
-            self.on_failure(error)
-            raise
 
     @contextmanager
     def _noting(self, operation: str) -> Iterator[None]:

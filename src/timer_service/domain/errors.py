@@ -21,6 +21,8 @@ TimerServiceError
     └── StoreFailed       corrupt, unreadable, or the disk failed
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -140,3 +142,13 @@ class StoreTooNew(CriticalError):
 
 class StoreFailed(CriticalError):
     """The database is corrupt or unreadable, or its disk failed."""
+
+
+@contextmanager
+def telling_of_failure(tell: Callable[[CriticalError], None]) -> Iterator[None]:
+    """Tell of what ends the service: whoever only asked is answered, and no loop would know of it."""
+    try:
+        yield
+    except CriticalError as error:
+        tell(error)
+        raise

@@ -86,7 +86,7 @@ class Service:
         self._failure: CriticalError | None = None
         self._over = asyncio.Event()
         around.store.on_wait = self._watch.note_poll
-        around.store.on_failure = self._fail
+        around.store.on_failure = self.fail
 
     @property
     def callbacks(self) -> Callbacks | None:
@@ -154,7 +154,8 @@ class Service:
         if self._callbacks is not None:
             self._callbacks.wake_before(due_at)
 
-    def _fail(self, error: CriticalError) -> None:
+    def fail(self, error: CriticalError) -> None:
+        """End all loops with an error of the store that somebody else has met."""
         self._failure = error
         self._over.set()
 
