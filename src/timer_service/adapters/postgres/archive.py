@@ -84,8 +84,7 @@ ORDER BY tenant_id DESC, service_call_id DESC LIMIT 1
 @asynccontextmanager
 async def open_postgres_archive(url: str, *, as_source: bool) -> AsyncIterator["PostgresArchive"]:
     """Bring the schema up to date and make sure that no service is at work, nor will be."""
-    address = Address(url, statement_cache_size=0, application_name=COPY_NAME)
-    async with open_connections(address, 1) as connections, connections.connection() as connection:
+    async with open_connections(_address(url), 1) as connections, connections.connection() as connection:
         await migrate(connection, connections.where)
         if not await _is_alone(connection):
             raise StoreInUse(
