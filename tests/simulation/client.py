@@ -26,7 +26,7 @@ from nats.nuid import NUID
 
 from tests.simulation.broker import COMMANDS, Broker, Link, Message, Stream, matches
 from tests.simulation.loop import PROCESS, Lively
-from timer_service.adapters.nats.client import Outgoing
+from timer_service.adapters.nats.client import Arrived, Outgoing
 
 MAX_PAYLOAD = 1_048_576
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -117,6 +117,14 @@ class SimulatedClient:
 
     def deliver_at_once(self, subscription: "_Subscription") -> None:
         """Messages are handed over one by one in any case."""
+
+    async def take_together(
+        self, subject: str, take: Callable[[Sequence[Arrived]], Awaitable[None]]
+    ) -> "_Subscription":
+        async def take_one(message: Msg) -> None:
+            await take([Arrived(message.subject, message.reply, message.data, message.headers)])
+
+        return await self.subscribe(subject, cb=take_one)
 
     async def send_no_more(self, subscription: "_Subscription") -> None:
         self._open_link()

@@ -5,9 +5,8 @@ import json
 from typing import Any, cast
 
 import pytest
-from nats.aio.msg import Msg
 
-from timer_service.adapters.nats.client import TolerantClient
+from timer_service.adapters.nats.client import Arrived, TolerantClient
 from timer_service.adapters.nats.inbox import (
     MAX_BUFFERED_BYTES,
     PULL_LOST_AFTER_S,
@@ -36,25 +35,19 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, Any]]] = []
-        self.callback: Any = None
+        self.take: Any = None
 
     def new_inbox(self) -> str:
         return "_INBOX.1"
 
-    async def subscribe(self, subject: str, cb: Any) -> None:
-        self.callback = cb
-
-    def deliver_at_once(self, subscription: None) -> None:
-        pass
+    async def take_together(self, subject: str, take: Any) -> None:
+        self.take = take
 
     async def publish(self, subject: str, payload: bytes, reply: str) -> None:
         self.requests.append((subject, reply, json.loads(payload)))
 
     async def answer(self, subject: str, reply: str = "", **headers: str) -> None:
-        client: Any = self
-        await self.callback(
-            Msg(_client=client, subject=subject, reply=reply, data=b"", headers=headers or None)
-        )
+        await self.take([Arrived(subject, reply, b"", headers or None)])
 
 
 class Desk:

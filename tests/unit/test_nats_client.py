@@ -1,6 +1,7 @@
 """Messages that go out in parts: a connection that ends in between is an error, not a silence."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -8,7 +9,8 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
-from timer_service.adapters.nats.client import PART_BYTES, Outgoing, TolerantClient
+from timer_service.adapters.nats.client import PART_BYTES, Arrived, Outgoing, TolerantClient
+from timer_service.adapters.nats.reading import RawMessage
 
 
 class Socket:
@@ -92,3 +94,57 @@ async def test_a_ping_follows_what_was_said_before_it() -> None:
 
     assert subscribed == [b"SUB a.b  1", b"PING"]
     assert said[-2:] == [b"UNSUB 1", b"PING"]
+
+
+HEAD = b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"
+TRACED = b"NATS/1.0\r\ntraceparent: 00-1\r\n\r\n"
+
+
+class Taker:
+    """Takes messages together, and keeps what the client complains of."""
+
+    def __init__(self, client: TolerantClient, error: Exception | None = None) -> None:
+        self.taken: list[list[Arrived]] = []
+        self.complaints: list[Exception] = []
+        self._error = error
+        client._subs = {7: cast("Any", None)}
+        client.taken_together, client._take = 7, self.take
+        client._error_cb = self.complain
+
+    async def take(self, messages: Sequence[Arrived]) -> None:
+        self.taken.append(list(messages))
+        if self._error is not None:
+            raise self._error
+
+    async def complain(self, error: Exception) -> None:
+        self.complaints.append(error)
+
+
+async def test_what_is_taken_together_has_only_the_headers_that_we_ask_for() -> None:
+    client = TolerantClient()
+    taker = Taker(client)
+    messages: list[RawMessage] = [(b"a", b"r", b"1", HEAD), (b"\xff", b"", b"2", TRACED)]
+
+    await client.deliver_together(messages)
+    await client.deliver_together(messages)
+
+    assert taker.taken == [[Arrived("a", "r", b"1"), Arrived("\\xff", "", b"2", {"traceparent": "00-1"})]]
+
+
+async def test_an_error_of_whoever_takes_messages_does_not_end_the_reading() -> None:
+    client, error = TolerantClient(), RuntimeError("planted")
+    taker = Taker(client, error)
+
+    await client.deliver_together([(b"a", b"", b"1", None)])
+
+    assert taker.complaints == [error]
+
+
+async def test_what_comes_after_the_subscription_has_ended_is_dropped() -> None:
+    client = TolerantClient()
+    taker = Taker(client)
+    client._subs.clear()
+
+    await client.deliver_together([(b"a", b"", b"1", None)])
+
+    assert taker.taken == []

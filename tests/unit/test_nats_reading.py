@@ -30,8 +30,14 @@ READ = [
 class Client:
     """Keeps what the parser hands over."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken_together: int = 0) -> None:
         self.read: list[object] = []
+        self.taken_together = taken_together
+
+    async def deliver_together(self, messages: list[object]) -> None:
+        if messages:
+            self.read.append(list(messages))
+            messages.clear()
 
     async def _process_msg(self, *message: object) -> None:
         self.read.append(message)
@@ -74,3 +80,23 @@ async def test_a_line_that_no_server_sends_ends_the_connection(line: bytes) -> N
 
     with pytest.raises(ProtocolError):
         await parser.parse(line)
+
+
+async def test_messages_of_one_subscription_are_handed_over_together_and_in_their_order_among_others() -> (
+    None
+):
+    client = Client(taken_together=7)
+    parser = MessageParser(cast("Any", client))
+
+    await parser.parse(
+        b"MSG a 7 r.1 1\r\n1\r\nMSG b 7 r.2 1\r\n2\r\nMSG other 1 1\r\n3\r\n"
+        b"MSG c 7 1\r\n4\r\nPING\r\nMSG d 7 1\r\n5\r\n"
+    )
+
+    assert client.read == [
+        [(b"a", b"r.1", b"1", None), (b"b", b"r.2", b"2", None)],
+        (1, b"other", b"", b"3", None),
+        [(b"c", b"", b"4", None)],
+        "ping",
+        [(b"d", b"", b"5", None)],
+    ]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from timer_client import wire
 from timer_client.subjects import Subjects
+from timer_service.adapters.plain_commands import read_plain_command
 from timer_service.domain.errors import CommandRefused, RefusalReason
 from timer_service.domain.messages import (
     EPOCH,
@@ -56,18 +57,14 @@ def decode_plain(
     body: bytes, tenant_id: TenantId, command_type: str, position: Position, trace: Trace | None
 ) -> Command | None:
     """Return the command in one step, a tenth of the price; None if it needs the careful reader."""
-    plain = wire.read_plain_command(body, tenant_id, command_type)
+    plain = read_plain_command(body, tenant_id, command_type)
     if plain is None:
         return None
-    payload, correlation = plain.payload, plain.correlation_id
-    service_call = ServiceCallId(payload.service_call_id)
-    if payload.due_at is None or command_type == wire.CANCEL_TIMER:
-        return CancelTimer(tenant_id, service_call, position)
-    due_at = wire.read_plain_time(payload.due_at)
+    service_call, due_at, correlation = plain
     if due_at is None:
-        return None
+        return CancelTimer(tenant_id, ServiceCallId(service_call), position)
     correlation_id = None if correlation is None else CorrelationId(correlation)
-    return ScheduleTimer(tenant_id, service_call, due_at, correlation_id, position, trace)
+    return ScheduleTimer(tenant_id, ServiceCallId(service_call), due_at, correlation_id, position, trace)
 
 
 def decode_carefully(

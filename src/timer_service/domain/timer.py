@@ -205,6 +205,7 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
     at = command.position
     if isinstance(command, ScheduleTimer):
         correlation_id, trace = command.correlation_id, command.trace
+        sink, revision = _target(command)
         return Timer(
             tenant_id=command.tenant_id,
             service_call_id=command.service_call_id,
@@ -221,7 +222,8 @@ def _first(command: Command, now: datetime) -> tuple[Timer, Outcome]:
             correlation_position=None if correlation_id is None else at,
             trace_position=None if trace is None else at,
             fingerprint=command.fingerprint,
-            **_target(command),
+            sink=sink,
+            callback_revision=revision,
             first_if_absent=command.if_absent,
             expires_after_ms=command.expires_after_ms,
         ), Outcome.SCHEDULED
@@ -250,9 +252,11 @@ def _schedule(timer: Timer, command: ScheduleTimer) -> tuple[Timer, Outcome]:
     again = timer.state is TimerState.CANCELLED
     values = _values(command)
     moved = again or _moves(timer, values)
+    sink, revision = _target(command, timer.sink, timer.callback_revision)
     scheduled = replace(
         timer,
-        **_target(command, timer.callback_revision),
+        sink=sink,
+        callback_revision=revision,
         **values,
         **(_next_generation(timer) if moved else {}),
         state=TimerState.SCHEDULED,
@@ -321,13 +325,13 @@ def _next_generation(timer: Timer) -> dict[str, Any]:
     return {"generation": timer.generation + 1, "verdict": None}
 
 
-def _target(command: ScheduleTimer, revision: int = 0) -> dict[str, Any]:
-    """Return where a timer fires from now on, if the command says so."""
+def _target(command: ScheduleTimer, sink: Sink = Sink.BUS, revision: int = 0) -> tuple[Sink, int]:
+    """Return where a timer fires from now on, which is as before unless the command says so."""
     if command.callback is None:
-        return {}
+        return sink, revision
     if isinstance(command.callback, NoCallback):
-        return {"sink": Sink.BUS}
-    return {"sink": Sink.HTTP, "callback_revision": revision + 1}
+        return Sink.BUS, revision
+    return Sink.HTTP, revision + 1
 
 
 def _values(

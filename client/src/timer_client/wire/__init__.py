@@ -8,6 +8,7 @@ from timer_client.wire.envelope import (
     COMMAND_TYPES,
     DUE_TIME_REACHED,
     EVENT_TYPES,
+    LAST_TIMESTAMP_MS,
     SCHEDULE_TIMER,
     TIMER_EXPIRED,
     CancelTimerPayload,
@@ -33,7 +34,6 @@ from timer_client.wire.json import (
     write_model,
 )
 from timer_client.wire.letters import LETTER_FIELDS, MAX_LETTER_BODY_BYTES, read_letter, write_letter
-from timer_client.wire.plain import read_plain_command, read_plain_time
 from timer_client.wire.requests import (
     CAUSES,
     MAX_CURSOR,
@@ -73,6 +73,7 @@ from timer_client.wire.rules import (
     is_correlation_id,
     is_service_call_id,
     is_tenant_id,
+    is_uuid,
     parse_time,
 )
 from timer_client.wire.wanted import FLAG_RULE, MAX_SPAN_MS, SPAN_RULE, Wanted
@@ -85,6 +86,7 @@ __all__ = [
     "DUE_TIME_REACHED",
     "EVENT_TYPES",
     "FLAG_RULE",
+    "LAST_TIMESTAMP_MS",
     "LETTER_FIELDS",
     "MAX_COMMAND_BYTES",
     "MAX_CURSOR",
@@ -133,14 +135,13 @@ __all__ = [
     "is_correlation_id",
     "is_service_call_id",
     "is_tenant_id",
+    "is_uuid",
     "json_schema",
     "parse_json",
     "parse_time",
     "read_envelope",
     "read_letter",
     "read_payload",
-    "read_plain_command",
-    "read_plain_time",
     "read_request",
     "read_trace",
     "read_value",

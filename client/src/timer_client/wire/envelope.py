@@ -34,13 +34,14 @@ COMMAND_TYPES: Final = (SCHEDULE_TIMER, CANCEL_TIMER)
 EVENT_TYPES: Final = (DUE_TIME_REACHED, TIMER_EXPIRED)
 
 _json_string: Final = json.encoder.encode_basestring
-_LAST_MS_OF_9999: Final = 253_402_300_799_999
+LAST_TIMESTAMP_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
 _MAX_TRACESTATE: Final = 512
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-[ -~]{0,64})?")
 _PRINTABLE: Final = re.compile(r"[ -~]+")
 
 
-Timestamp = Annotated[int, Field(ge=0, le=_LAST_MS_OF_9999)]
+Timestamp = Annotated[int, Field(ge=0, le=LAST_TIMESTAMP_MS)]
 
 
 class Envelope(Model):

@@ -62,6 +62,11 @@ def is_correlation_id(text: str) -> bool:
     return _CORRELATION.fullmatch(text) is not None
 
 
+def is_uuid(text: str) -> bool:
+    """Return whether `text` is a UUID, of any version."""
+    return _UUID.fullmatch(text) is not None
+
+
 def parse_time(text: str) -> datetime:
     """Read a time with a zone as UTC, rounded up to the millisecond; raise ValueError otherwise."""
     match = _TIME.fullmatch(text)

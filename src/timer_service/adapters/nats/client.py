@@ -5,12 +5,13 @@ or form feed, or a header block that it cannot read; the server takes all of the
 delivered again and again, and stop the service each time. Here it arrives, and is refused like any other.
 
 nats-py also spends more time on the way of a message through its queue and its checks than we do on the
-message. Bulk messages take a shorter path here: `publish_all` out, `deliver_at_once` in.
+message. Bulk messages take a shorter path here: `publish_all` out, `deliver_at_once` in, and for commands
+`take_together`.
 """
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 
-from timer_service.adapters.nats.reading import MessageParser
+from timer_service.adapters.nats.reading import MessageParser, RawMessage
 
 PART_BYTES: Final = 1024 * 1024
 """This much may gather before we wait until the socket has taken it."""
@@ -36,6 +37,18 @@ class Outgoing(NamedTuple):
     """The headers as they are sent, from `head_of`; nothing if there are none."""
 
 
+class Arrived(NamedTuple):
+    """One message on its way in: as much of nats-py's own as we read."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: Mapping[str, str] | None = None
+
+
+Take = Callable[[Sequence[Arrived]], Awaitable[None]]
+
+
 def head_of(headers: Mapping[str, str]) -> bytes:
     """Return headers as they are sent."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -49,6 +62,9 @@ class TolerantClient(Client):
         super().__init__()
         self._ps = MessageParser(self)
         self._at_once: dict[int, Any] = {}
+        self.taken_together = 0
+        """The subscription whose messages are handed over together; there is none with this number."""
+        self._take: Take | None = None
         self.told_servers: tuple[str, ...] = ()
         """The addresses of the cluster, as the server last announced them."""
 
@@ -115,6 +131,30 @@ class TolerantClient(Client):
         """Call back where a message is read, not later from a queue; the callback must not wait for long."""
         self._at_once[subscription._id] = subscription._cb  # noqa: SLF001 - its only names
 
+    async def take_together(self, subject: str, take: Take) -> Subscription:
+        """Subscribe, and be handed all messages that were read from the socket in one go.
+
+        To make a message of nats-py's for each, and to wait for each, takes as long as to read a command.
+        """
+        subscription = await self.subscribe(subject, cb=_never)
+        self._take, self.taken_together = take, subscription._id  # noqa: SLF001 - its only name
+        return subscription
+
+    async def deliver_together(self, messages: list[RawMessage]) -> None:
+        """Hand messages over to who takes them together, and empty the list."""
+        if not messages:
+            return
+        arrived = []
+        for subject, reply, data, headers in messages:
+            found = await self._process_headers(headers) if _is_wanted(headers) else None
+            arrived.append(Arrived(_text(subject), _text(reply), data, found))
+        messages.clear()
+        if self._take is not None and self.taken_together in self._subs:
+            try:
+                await self._take(arrived)
+            except Exception as error:
+                await self._error_cb(error)
+
     async def send_no_more(self, subscription: Subscription) -> None:
         """Tell the broker to send no more; what it has sent already is still delivered."""
         await self._send_unsubscribe(subscription._id)  # noqa: SLF001 - its only name
@@ -126,9 +166,7 @@ class TolerantClient(Client):
         if callback is None or sid not in self._subs:
             await super()._process_msg(sid, subject, reply, data, headers)  # type: ignore[arg-type]
             return
-        # Most headers are the sender's own and mean nothing to us: these two kinds are all that we ask for.
-        wanted = headers and (b"raceparent" in headers or not headers.startswith(_NO_STATUS))
-        found = await self._process_headers(headers) if wanted else None
+        found = await self._process_headers(headers) if _is_wanted(headers) else None
         try:
             await callback(self._build_message(sid, subject, reply, data, found))
         except Exception as error:
@@ -139,8 +177,8 @@ class TolerantClient(Client):
     ) -> Msg:
         return Msg(
             _client=self,
-            subject=subject.decode("utf-8", "backslashreplace"),
-            reply=reply.decode("utf-8", "backslashreplace"),
+            subject=_text(subject),
+            reply=_text(reply),
             data=data,
             headers=headers,
             _sid=sid,
@@ -156,6 +194,19 @@ class TolerantClient(Client):
             found: Mapping[str, str] | None = await super()._process_headers(headers)
             return None if found is None else dict(found)
         return None
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _is_wanted(headers: bytes | None) -> bool:
+    """Most headers are the sender's own and mean nothing to us: these two kinds are all that we ask for."""
+    return headers is not None and (b"raceparent" in headers or not headers.startswith(_NO_STATUS))
+
+
+async def _never(_: Msg) -> None:
+    """Stand where nats-py asks for a callback."""
 
 
 def new_hidden_inbox(client: Client) -> str:

@@ -4,16 +4,15 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from timer_service.adapters.nats.client import TolerantClient
+from timer_service.adapters.nats.client import Arrived, TolerantClient
 from timer_service.adapters.nats.incoming import ACK_PREFIX, Incoming, read_delivery, read_incoming
 from timer_service.adapters.nats.letters import Letters
 from timer_service.adapters.nats.options import NatsOptions
@@ -110,8 +109,7 @@ class Inbox:
                 "expires": int(PULL_EXPIRES_S * 1_000_000_000),
             }
         ).encode()
-        self._subscription = await client.subscribe(f"{self._inbox}.*", cb=self._on_message)
-        client.deliver_at_once(self._subscription)
+        self._subscription = await client.take_together(f"{self._inbox}.*", self._on_messages)
         self._client = client
         await self.top_up()
 
@@ -138,16 +136,20 @@ class Inbox:
                 self._next_subject, self._request, reply=f"{self._inbox}.{self._pulls}"
             )
 
-    async def _on_message(self, message: Msg) -> None:
-        if message.reply.startswith(ACK_PREFIX):
-            self._take(message)
-            if self._ends_a_pull():
-                await self.top_up()
-        elif message.headers and "Status" in message.headers:
-            self._on_status(message, message.headers)
+    async def _on_messages(self, messages: Sequence[Arrived]) -> None:
+        """Read what came in one go, and ask for more where a request has ended."""
+        more = False
+        for message in messages:
+            if message.reply.startswith(ACK_PREFIX):
+                self._take(message)
+                more |= self._ends_a_pull()
+            elif message.headers and "Status" in message.headers:
+                self._on_status(message, message.headers)
+                more = True
+        if more:
             await self.top_up()
 
-    def _take(self, message: Msg) -> None:
+    def _take(self, message: Arrived) -> None:
         delivery = read_delivery(message.reply)
         position = self._positions.of(delivery)
         if position is None:
@@ -167,7 +169,7 @@ class Inbox:
             break
         return False
 
-    def _on_status(self, message: Msg, headers: dict[str, str]) -> None:
+    def _on_status(self, message: Arrived, headers: Mapping[str, str]) -> None:
         status, description = headers["Status"], headers.get("Description", "")
         self._open.pop(int(message.subject.rpartition(".")[2]), None)
         ended = status in ("404", "408") or description.lower().startswith(_PULL_ENDED)

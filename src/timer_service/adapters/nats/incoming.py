@@ -3,11 +3,10 @@
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from nats.aio.msg import Msg
-
 from timer_client import wire
 from timer_client.subjects import Subjects
 from timer_service.adapters import codec
+from timer_service.adapters.nats.client import Arrived
 from timer_service.domain.errors import CommandRefused
 from timer_service.domain.messages import Command, Position
 from timer_service.ports.command_source import Refusal
@@ -43,16 +42,12 @@ def read_delivery(reply: str) -> Delivery:
     tokens = reply.split(".")
     # $JS.ACK.<stream>.<consumer>.… or $JS.ACK.<domain>.<account>.<stream>.<consumer>.…
     first = 4 if len(tokens) == 9 else 6
-    return Delivery(
-        sequence=int(tokens[first + 1]),
-        times_delivered=int(tokens[first]),
-        stored_us=int(tokens[first + 3]) // 1000,
-    )
+    return Delivery(int(tokens[first + 1]), int(tokens[first]), int(tokens[first + 3]) // 1000)
 
 
 def read_incoming(
     subjects: Subjects,
-    message: Msg,
+    message: Arrived,
     position: Position,
     times: int,
     epoch: int,
@@ -69,4 +64,4 @@ def read_incoming(
         # One byte more than a letter holds, so that it shows as cut.
         body = message.data[: wire.MAX_LETTER_BODY_BYTES + 1]
         return Incoming(message.reply, position, times, None, refusal, body, epoch)
-    return Incoming(message.reply, position, times, command, epoch=epoch)
+    return Incoming(message.reply, position, times, command, None, b"", epoch)

@@ -9,12 +9,16 @@ _END: Final = b"\r\n"
 _WITH_REPLY: Final = 5
 """As many words has the first line of a message that names where to reply."""
 
+RawMessage = tuple[bytes, bytes, bytes, bytes | None]
+"""Subject, reply subject, body and headers, as the broker sent them."""
+
 
 class MessageParser(Parser):
     """nats-py's parser, except for messages.
 
     It finds them by patterns, for which every white space separates, and stops for good at a subject that has
     any. Here a line is split at its spaces, which is all that a server separates by, for half of the price.
+    Messages of one subscription are handed over together, as long as nothing else comes between them.
     """
 
     def reset(self) -> None:
@@ -25,12 +29,14 @@ class MessageParser(Parser):
     async def parse(self, data: bytes = b"") -> None:
         """Hand over every message that is whole, and keep the rest until more comes."""
         client: Any = self.nc
+        together: list[RawMessage] = []
         data, self._rest = self._rest + data, b""
         start = 0
         while (end := data.find(_END, start)) >= 0:
             words = data[start:end].split(b" ")
             body = after = end + len(_END)
             if words[0] not in (b"MSG", b"HMSG"):
+                await client.deliver_together(together)
                 await super().parse(data[start:body])
                 start = body
                 continue
@@ -44,6 +50,11 @@ class MessageParser(Parser):
             if after > len(data):
                 break
             headers, content = data[body : body + head] or None, data[body + head : after - len(_END)]
-            await client._process_msg(subscription, subject, reply, content, headers)  # noqa: SLF001 - as nats-py does
+            if subscription == client.taken_together:
+                together.append((subject, reply, content, headers))
+            else:
+                await client.deliver_together(together)
+                await client._process_msg(subscription, subject, reply, content, headers)  # noqa: SLF001 - as nats-py does
             start = after
         self._rest = data[start:]
+        await client.deliver_together(together)

@@ -121,15 +121,15 @@ class SqliteTimerStore:
         """Load the rows concerned, apply the rules in order, save what changed."""
         outcomes: list[Outcome] = []
         async with self._writer.transaction() as changes:
-            timers = await self._load({command.key for command in commands})
+            keys = [command.key for command in commands]
+            timers = await self._load(dict.fromkeys(keys))
             changed = changes.timers
-            for command in commands:
-                key = command.key
+            for key, command in zip(keys, commands, strict=True):
                 before = timers.get(key)
-                timers[key], outcome = rule(before, command, now)
-                if timers[key] is not before:
-                    changed[key] = timers[key]
-                    changes.pending += _is_pending(timers[key]) - _is_pending(before)
+                after, outcome = rule(before, command, now)
+                if after is not before:
+                    timers[key] = changed[key] = after
+                    changes.pending += _is_pending(after) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
                 saved = [statements.row(timer) for timer in changed.values()]
