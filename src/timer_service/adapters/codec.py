@@ -30,6 +30,8 @@ from timer_service.ports.command_source import Refusal
 
 _MAX_DETAIL: Final = 2_000
 
+_epoch_ms_of_batch: Final = lru_cache(maxsize=8)(epoch_ms)
+
 
 def decode_command(
     subjects: Subjects,
@@ -125,7 +127,7 @@ def encode_event(event: Event, message_id: str) -> bytes:
     return wire.write_event(
         type(event).__name__,
         message_id=message_id,
-        timestamp_ms=epoch_ms(event.at),
+        timestamp_ms=_epoch_ms_of_batch(event.at),
         tenant_id=event.tenant_id,
         service_call_id=event.service_call_id,
         due_at=event.due_at,

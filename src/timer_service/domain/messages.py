@@ -2,6 +2,7 @@
 
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from typing import ClassVar, NewType
 from uuid import UUID
@@ -160,10 +161,17 @@ def expiry_id(tenant_id: TenantId, service_call_id: ServiceCallId, generation: i
 def _derived_id(
     tenant_id: TenantId, service_call_id: ServiceCallId, generation: int, due_at: datetime, more: str = ""
 ) -> str:
-    due_ms = epoch_ms(due_at)
+    due_ms, time = _time_of_id(due_at)
     # Neither id can hold a line break, so two different firings never hash the same text.
     identity = f"{tenant_id}\n{service_call_id}\n{generation}\n{due_ms}{more}"
     # Digit by digit, because each firing needs one: to make a UUID and write it costs three times as much.
-    time, chance = f"{max(due_ms, 0):012x}", sha256(identity.encode()).hexdigest()
-    variant = _VARIANTS[chance[4]]
-    return f"{time[:8]}-{time[8:]}-7{chance[:3]}-{variant}{chance[5:8]}-{chance[8:20]}"
+    chance = sha256(identity.encode()).hexdigest()
+    return f"{time}-7{chance[:3]}-{_VARIANTS[chance[4]]}{chance[5:8]}-{chance[8:20]}"
+
+
+@lru_cache(maxsize=8)  # Timers of a burst are due at one moment.
+def _time_of_id(due_at: datetime) -> tuple[int, str]:
+    """Return the milliseconds since 1970, and how they begin an id."""
+    due_ms = epoch_ms(due_at)
+    digits = f"{max(due_ms, 0):012x}"
+    return due_ms, f"{digits[:8]}-{digits[8:]}"

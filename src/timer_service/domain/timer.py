@@ -169,9 +169,8 @@ def decide(timer: Timer | None, request: Command, now: datetime) -> tuple[Timer,
     if is_conditional:
         return timer, _as_it_is(timer)
     changed, outcome = _change(timer, request, now)
-    return replace(
-        changed, first_if_absent=timer.first_if_absent and timer.oldest < request.position
-    ), outcome
+    is_first = timer.first_if_absent and timer.oldest < request.position
+    return replace(changed, first_if_absent=is_first), outcome
 
 
 def mark(timer: Timer, event: Event) -> Timer:
@@ -193,8 +192,7 @@ def _is_conditional(command: Command) -> bool:
 
 
 def _as_it_is(timer: Timer) -> Outcome:
-    is_cancelled = timer.state is TimerState.CANCELLED
-    return Outcome.ALREADY_CANCELLED if is_cancelled else Outcome.UNCHANGED
+    return Outcome.ALREADY_CANCELLED if timer.state is TimerState.CANCELLED else Outcome.UNCHANGED
 
 
 def _is_due(timer: Timer, now: datetime) -> bool:
@@ -344,8 +342,7 @@ def _values(
     at = command.position
     values: dict[str, Any] = {}
     if due is None or at > due:
-        values |= {"due_at": command.due_at, "expires_after_ms": command.expires_after_ms}
-        values["due_position"] = at
+        values |= {"due_at": command.due_at, "due_position": at, "expires_after_ms": command.expires_after_ms}
     if command.correlation_id is not None and (correlation is None or at > correlation):
         values |= {"correlation_id": command.correlation_id, "correlation_position": at}
     if command.trace is not None and (trace is None or at > trace):

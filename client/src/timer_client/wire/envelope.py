@@ -158,7 +158,7 @@ def write_command(
 
 
 _format_moment: Final = lru_cache(maxsize=8)(format_time)
-"""All of a batch are reached at one moment."""
+"""All of a batch are reached at one moment, and those of a burst are due at one."""
 
 
 def write_event(
@@ -180,7 +180,7 @@ def write_event(
         f'{{"id":"{message_id}","type":"{event_type}","tenantId":"{tenant_id}",'
         f'"timestampMs":{timestamp_ms},"aggregateId":{call},{correlation}"payload":{{'
         f'"_tag":"{event_type}","tenantId":"{tenant_id}","serviceCallId":{call},'
-        f'"dueAt":"{format_time(due_at)}","{_MOMENTS[event_type]}":"{_format_moment(at)}",'
+        f'"dueAt":"{_format_moment(due_at)}","{_MOMENTS[event_type]}":"{_format_moment(at)}",'
         f'"generation":{generation}}}}}'
     ).encode()
 

@@ -55,6 +55,11 @@ def head_of(headers: Mapping[str, str]) -> bytes:
     return f"NATS/1.0\r\n{lines}\r\n".encode()
 
 
+def head_of_id(message_id: str) -> bytes:
+    """Return headers of nothing but the id of a message, as nearly all events have."""
+    return f"NATS/1.0\r\nNats-Msg-Id: {message_id}\r\n\r\n".encode()
+
+
 class TolerantClient(Client):
     """The stock client, except for how it reads what others have sent and how it treats many messages."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from timer_service.adapters import codec
-from timer_service.adapters.nats.client import Outgoing, TolerantClient, head_of
+from timer_service.adapters.nats.client import Outgoing, TolerantClient, head_of, head_of_id
 from timer_service.adapters.nats.options import NatsOptions
 from timer_service.adapters.nats.outage import Outage
 from timer_service.adapters.nats.publisher import Publisher
@@ -37,6 +37,8 @@ class NatsEventSink:
         message_id = event.id_text
         subject = self._subjects.event(event.tenant_id, type(event).__name__)
         body = codec.encode_event(event, message_id)
+        if event.trace is None:
+            return Outgoing(subject, body, head_of_id(message_id))
         return Outgoing(subject, body, head_of(codec.event_headers(event, message_id)))
 
     async def send(self, messages: Sequence[Outgoing]) -> list[PublishResult]:
