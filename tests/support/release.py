@@ -10,14 +10,6 @@ from pathlib import Path
 from tests.support.documents import ROOT
 
 RELEASE = "c6bf38e"
-# It took its ids from a package that nothing else needs: this does the same.
-UUID6 = """
-import secrets, time, uuid
-
-def uuid7():
-    moment = time.time_ns() // 1_000_000 << 80
-    return uuid.UUID(int=moment | 0x7 << 76 | 0b10 << 62 | secrets.randbits(12) << 64 | secrets.randbits(62))
-"""
 
 
 def unpack_release(folder: Path) -> Path:
@@ -26,7 +18,6 @@ def unpack_release(folder: Path) -> Path:
     archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
-    (folder / "src" / "uuid6.py").write_text(UUID6)
     return folder / "src"
 
 

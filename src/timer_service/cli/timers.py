@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import get_args
 
+import uuid6
 from rich.console import Console
 from rich.table import Table
 
 from timer_client import Expired, OperatorClient, Reached, Timers, wire
-from timer_client.connection import new_id
 from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import (
     Commands,
@@ -94,7 +94,7 @@ def _add_schedule(commands: Commands) -> None:
 
 def schedule(options: argparse.Namespace) -> int:
     """Publish ScheduleTimer."""
-    timer_id = str(new_id()) if options.id is None else options.id
+    timer_id = str(uuid6.uuid7()) if options.id is None else options.id
 
     async def send(client: Timers) -> None:
         accepted = await client.schedule(

@@ -1,9 +1,9 @@
 """Bodies of requests into commands."""
 
-import secrets
 from collections.abc import Callable
 from datetime import datetime
-from uuid import UUID
+
+import uuid6
 
 from timer_client import wire
 from timer_service.adapters import codec
@@ -19,7 +19,6 @@ from timer_service.domain.messages import (
     ScheduleTimer,
     ServiceCallId,
     Versions,
-    epoch_ms,
 )
 from timer_service.domain.timer import Timer
 from timer_service.timers import NEWEST
@@ -114,14 +113,12 @@ class CommandBuilder:
         if body.service_call_id is not None:
             return ServiceCallId(body.service_call_id)
         key = conditions.idempotency_key(request.headers)
-        return self.new_id() if key is None else conditions.id_from_key(request.caller.tenant_id, key)
+        return new_id() if key is None else conditions.id_from_key(request.caller.tenant_id, key)
 
-    def new_id(self) -> ServiceCallId:
-        """Return a new UUIDv7."""
-        chance = int.from_bytes(secrets.token_bytes(10), "big")
-        low = (chance >> 68) << 64 | chance & ((1 << 62) - 1)
-        moment = epoch_ms(self._delays_from()) << 80
-        return ServiceCallId(str(UUID(int=moment | 0x7 << 76 | 0b10 << 62 | low)))
+
+def new_id() -> ServiceCallId:
+    """Return an id for a timer whose caller gave none."""
+    return ServiceCallId(str(uuid6.uuid7()))
 
 
 def check_patch(body: PatchBody) -> None:

@@ -13,7 +13,7 @@ from timer_client.wire.rules import Time
 from timer_service.adapters import codec
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
-from timer_service.adapters.http.builder import CommandBuilder, name_in
+from timer_service.adapters.http.builder import CommandBuilder, name_in, new_id
 from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, CallbackPatch
 from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
@@ -118,7 +118,7 @@ class CompactHandlers:
         self._check_future(body.execute_at)
         key = conditions.idempotency_key(request.headers)
         tenant_id = request.caller.tenant_id
-        name = self._builder.new_id() if key is None else conditions.id_from_key(tenant_id, key)
+        name = new_id() if key is None else conditions.id_from_key(tenant_id, key)
         callback = self._desk.read(
             (tenant_id, name), CallbackBody.model_validate(_callback(body)), pointer="", attempts=1
         )

@@ -10,7 +10,7 @@ from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.explanation_view import explanation_view
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
-from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in
+from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in, new_id
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid
@@ -180,7 +180,7 @@ class TimerHandlers:
             pointer = f"/timers/{index}"
             try:
                 body = bodies.read_value(NewTimerBody, value, pointer)
-                name = ServiceCallId(body.service_call_id) if body.service_call_id else self._builder.new_id()
+                name = ServiceCallId(body.service_call_id) if body.service_call_id else new_id()
                 if name in commands:
                     raise invalid("is the id of another timer of the batch", f"{pointer}/serviceCallId")
                 command = self._builder.whole(request, name, body, expected=frozenset(), pointer=pointer)
