@@ -12,6 +12,7 @@ from bench.report import shown
 
 ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
+FLOWS: Final = ROOT / "docs" / "flows.md"
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
 POSTGRESQL: Final = ROOT / "docs" / "postgresql.md"
 LATEST: Final = ROOT / "bench" / "results" / "latest.json"
@@ -153,6 +154,48 @@ def render_sizing(results: Results) -> str:
     return "\n".join(lines)
 
 
+def render_flows(results: Results) -> str:
+    """Return the figures of durable functions, as Markdown."""
+    values = _by_name(results)
+    machine = results["machine"]
+    lines = [
+        "| what | measured |",
+        "|---|---|",
+        *(f"| {what} | {_cell(values, names)} |" for what, names in _FLOW_ROWS),
+        "",
+        f"Service, broker and two workers on SQLite shared {machine['cpus']} cores ({machine['cpu']}).",
+    ]
+    return "\n".join(lines)
+
+
+_FLOW_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
+    ("runs woken per second, 5,000 due at one instant", ("flows/2 workers, 5,000 runs due at one instant",)),
+    (
+        "from due to the function running, 200 runs per second, p50 / p99",
+        ("flows/due to function running at 200/s: p50", "flows/due to function running at 200/s: p99"),
+    ),
+    (
+        "the same beside 1,000,000 sleeping runs",
+        (
+            "flows/due to function running at 200/s beside 1,000,000 sleeping runs: p50",
+            "flows/due to function running at 200/s beside 1,000,000 sleeping runs: p99",
+        ),
+    ),
+    (
+        "from kill -9 of a worker to its step in another one, with an `ack_wait` of 2 s",
+        ("flows/kill -9 of a worker to the same step in another, ack_wait 2 s",),
+    ),
+    (
+        "from SIGTERM to the end of a worker, 500 runs asleep",
+        ("flows/SIGTERM of a worker to its end, 500 runs asleep",),
+    ),
+    (
+        "error of a sleep of 1 s on workers whose clocks are a year fast and a year slow, p99",
+        ("flows/workers a year fast and a year slow: error of a sleep of 1 s, p99",),
+    ),
+]
+
+
 def render_postgres(results: Results) -> str:
     """Return the figures of PostgreSQL beside SQLite, as Markdown."""
     values = _by_name(results)
@@ -269,7 +312,12 @@ def _cell(values: Values, names: tuple[str, ...]) -> str:
     return " / ".join(shown(figure["value"], figure["unit"]) for figure in found) or "—"
 
 
-DOCUMENTS: Final = {README: render, OPERATIONS: render_sizing, POSTGRESQL: render_postgres}
+DOCUMENTS: Final = {
+    README: render,
+    FLOWS: render_flows,
+    OPERATIONS: render_sizing,
+    POSTGRESQL: render_postgres,
+}
 """Each document with what stands between its markers."""
 
 
