@@ -135,7 +135,7 @@ kit: install  ## Time the start of the pytest fixture and a chain of DAYS=365 da
 
 MUTANTS ?= 100
 SEED ?= 1
-mutants: install  ## Make MUTANTS=100 mistakes in the product, chosen by SEED=1, and tell which no test notices
+mutants: install  ## Make MUTANTS=100 mistakes in the product, chosen by SEED=1, and report which ones no test notices
 	$(BIN)/python -m tests.mutation --count $(MUTANTS) --seed $(SEED) \
 		$(if $(RECORD),--record "make mutants MUTANTS=$(MUTANTS) SEED=$(SEED)")
 

@@ -16,7 +16,7 @@ def add_commands(commands: Commands) -> None:
     clock = commands.add_parser("clock", help="confirm a leap of the service's clock, or move a virtual one")
     actions = clock.add_subparsers(title="actions", metavar="", required=True)
 
-    parser = actions.add_parser("accept", help="the wall clock is right: follow it")
+    parser = actions.add_parser("accept", help="confirm that the wall clock is right, and follow it")
     add_client_arguments(parser)
     parser.set_defaults(handler=accept_clock_step)
 

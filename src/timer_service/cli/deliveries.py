@@ -28,8 +28,8 @@ def add_commands(commands: Commands) -> None:
     actions = group.add_subparsers(title="actions", metavar="", required=True)
 
     listing = actions.add_parser("list", help="list the deliveries of a tenant, oldest first")
-    listing.add_argument("--state", choices=STATES, help="in one state only")
-    listing.add_argument("--limit", type=int, default=100, help="how many (%(default)s)")
+    listing.add_argument("--state", choices=STATES, help="only in this state")
+    listing.add_argument("--limit", type=int, default=100, help="at most this many (%(default)s)")
     _add_api(listing)
     listing.set_defaults(handler=list_deliveries)
 

@@ -40,7 +40,7 @@ def add_commands(commands: Commands) -> None:
         "--scope",
         action="append",
         choices=[scope.value for scope in Scope],
-        help="what it may do, repeatable (all of read, write and replay)",
+        help="what it may do; may be repeated (read, write and replay)",
     )
     create.add_argument("--expires-in", type=duration, metavar="DURATION", help="such as 90d (never)")
     create.add_argument("--note", default="", help="what it is for")
@@ -48,7 +48,7 @@ def add_commands(commands: Commands) -> None:
     create.set_defaults(handler=_handler(_create))
 
     listing = actions.add_parser("list", help="list keys, never the secrets")
-    listing.add_argument("--tenant", help="of one tenant only")
+    listing.add_argument("--tenant", help="only this tenant's")
     add_json_argument(listing)
     listing.set_defaults(handler=_handler(_list))
 

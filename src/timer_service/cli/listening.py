@@ -36,10 +36,10 @@ def add_commands(commands: Commands) -> None:
         "--key",
         action="append",
         default=[],
-        help="check signatures by this key: whpk_… or whsec_…; may be repeated",
+        help="check signatures with this key: whpk_… or whsec_…; may be repeated",
     )
     parser.add_argument(
-        "--tenant", help="check signatures by the keys of this tenant, in the configured store"
+        "--tenant", help="check signatures with the keys of this tenant, in the configured store"
     )
     parser.add_argument("--status", type=int, default=200, help="answer with this status (%(default)s)")
     parser.add_argument("--slow", type=duration, metavar="DURATION", help="answer only after this long")

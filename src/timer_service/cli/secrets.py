@@ -56,15 +56,18 @@ def _add_secrets(commands: Commands) -> None:
 def _add_signing_keys(commands: Commands) -> None:
     group = commands.add_parser("signing-keys", help="the keys by which a tenant's callbacks are signed")
     actions = group.add_subparsers(title="actions", metavar="", required=True)
-    parser = actions.add_parser("list", help="list the keys; of an ed25519 key the public half")
+    parser = actions.add_parser("list", help="list the keys; for ed25519, only the public half")
     _add_tenant(parser)
-    parser.add_argument("--secret", action="store_true", help="show HMAC keys, which receivers need, too")
+    parser.add_argument("--secret", action="store_true", help="also show HMAC keys, which receivers need")
     parser.set_defaults(handler=list_keys)
-    parser = actions.add_parser("rotate", help="sign with a new key, and with the one before for a while")
+    parser = actions.add_parser("rotate", help="sign with a new key, and for a while with the old one, too")
     _add_tenant(parser)
     parser.add_argument("--kind", choices=_KINDS, default=_KINDS[0], help="ed25519 or hmac (%(default)s)")
     parser.add_argument(
-        "--overlap", type=duration, metavar="DURATION", help="how long the key before signs, up to 7d (24h)"
+        "--overlap",
+        type=duration,
+        metavar="DURATION",
+        help="how long the old key still signs, up to 7d (24h)",
     )
     parser.set_defaults(handler=rotate)
 

@@ -17,7 +17,7 @@ def add_commands(commands: Commands) -> None:
         "sleep", help="sleep; started again under the same id, go on with the same sleep"
     )
     parser.add_argument("--tenant", default=TENANT, help="the timer's owner (%(default)s)")
-    parser.add_argument("--id", required=True, help="the sleep's name, another one for every sleep")
+    parser.add_argument("--id", required=True, help="the sleep's name; use a new one for every sleep")
     parser.add_argument(
         "--for",
         dest="span",

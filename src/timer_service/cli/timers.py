@@ -48,9 +48,7 @@ def add_commands(commands: Commands) -> None:
     add_timer_arguments(parser)
     parser.set_defaults(handler=get)
 
-    parser = commands.add_parser(
-        "explain", help="say why a timer is as it is: where it is, and what is wrong"
-    )
+    parser = commands.add_parser("explain", help="explain where a timer is, why, and what is wrong")
     add_timer_arguments(parser)
     parser.set_defaults(handler=explain)
 
@@ -75,7 +73,7 @@ def _add_schedule(commands: Commands) -> None:
         dest="after",
         type=span,
         metavar="DURATION",
-        help="due so long after the broker stored it, such as 10s or 1h30m",
+        help="due this long after the broker stored it, such as 10s or 1h30m",
     )
     when.add_argument(
         "--at", type=moment, metavar="TIME", help="due at this time, such as 2026-12-01T09:00:00+01:00"

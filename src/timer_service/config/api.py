@@ -29,12 +29,12 @@ class ApiSettings(BaseSettings):
     )
     api_min_lead: checks.Lead = setting(
         "0",
-        "How far ahead `execute_at` of the compact dialect must be at least; 0 allows any time in the future",
+        "Minimum lead time of `execute_at` in the compact dialect; 0 allows any time in the future",
         "a duration from 1ms to 1h such as 5s, or 0",
     )
     max_pending: int = setting(
         0,
-        "Pending timers of a tenant beyond which the REST API takes no new ones; 0 sets no limit",
+        "How many pending timers a tenant may have before the REST API refuses new ones; 0 sets no limit",
         "a whole number from 0 to 1000000000",
         ge=0,
         le=1_000_000_000,

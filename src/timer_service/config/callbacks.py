@@ -17,7 +17,7 @@ class CallbackSettings(BaseSettings):
     )
     callback_proxy: checks.ProxyUrl | None = setting(
         None,
-        "An HTTP proxy that all callbacks go through; it then decides which addresses a name leads to",
+        "An HTTP proxy that all callbacks go through; it then decides which addresses names resolve to",
         "http://host:port, without user name and password",
     )
     callback_proxy_login: checks.LoginText | None = setting(
@@ -34,7 +34,7 @@ class CallbackSettings(BaseSettings):
     )
     callback_keep_answers: bool = setting(
         default=False,
-        description="Keep the first 1 KiB of what receivers answer to callbacks that they do not take, and "
+        description="Keep the first 1 KiB of what receivers answer to callbacks that they refuse, and "
         "show it with the attempts",
         allowed="true or false",
     )

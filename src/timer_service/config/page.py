@@ -15,8 +15,8 @@ class PageSettings(BaseSettings):
     page_port: int = setting(0, "Port for the page; 0 disables it", "a port from 0 to 65535", ge=0, le=65_535)
     page_url: checks.PageUrl | None = setting(
         None,
-        "Where people reach the page, if not at that address: behind a proxy, or by a name. "
-        "With it a key is always asked for",
+        "Where people reach the page, if it is behind a proxy or has a name. "
+        "If set, a key is always required",
         "an http:// or https:// URL such as https://timers.example.com/ops, without query",
     )
     page_key: checks.ApiKeyText | None = setting(
@@ -41,10 +41,10 @@ class PageSettings(BaseSettings):
         "separated by commas",
     )
     page_title: str = setting(
-        "timer-service", "What the page is called, such as the name of the environment", "a short text"
+        "timer-service", "Title of the page, such as the name of the environment", "a short text"
     )
     page_colour: Literal["teal", "blue", "red", "amber", "violet", "grey"] = setting(
         "teal",
-        "The colour of the page's top, to tell environments apart",
+        "Colour of the page's header, to tell environments apart",
         "one of teal, blue, red, amber, violet, grey",
     )

@@ -71,7 +71,7 @@ class Settings(ApiSettings, PageSettings, CallbackSettings):
     )
     allow_new_store: bool = _setting(
         default=False,
-        description="Start with an empty SQLite file although commands were acknowledged before",
+        description="Start with an empty SQLite file even though commands were acknowledged before",
         allowed="true or false",
     )
     store_url: checks.StoreUrl | None = _setting(

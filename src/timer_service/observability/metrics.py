@@ -63,7 +63,7 @@ class _Table:
     )
     redeliveries: Counter = _counter("timer_redeliveries", "Messages delivered more than once")
     fired: Counter = _counter("timer_schedules_processed", "Timers fired: confirmed by the broker")
-    expired: Counter = _counter("timer_schedules_expired", "Timers that were told as expired")
+    expired: Counter = _counter("timer_schedules_expired", "Timers that expired instead of firing")
     publish_failures: Counter = _counter("timer_publish_failures", "Events not confirmed, by kind", "kind")
     lateness: BatchHistogram = _batch_histogram(
         "timer_lateness_seconds", "From the due time to the broker's confirmation", buckets=LATENESS_BUCKETS_S

@@ -16,7 +16,7 @@ from timer_service.domain.messages import TenantId
 from timer_service.ports.secret_store import SecretKind, SecretPlace, SecretStore, StoredSecret
 
 OVERLAP: Final = timedelta(hours=24)
-"""How long the key before signs too."""
+"""How long the old key keeps signing."""
 MAX_OVERLAP: Final = timedelta(days=7)
 MAX_NAMED_SECRETS: Final = 100
 MAX_SECRET_BYTES: Final = 4_096
