@@ -244,19 +244,19 @@ def test_the_printed_commands_name_a_program_that_runs(start: Start, program: li
     scheduled = dev.shell(schedule)
 
     assert (scheduled.returncode, scheduled.stderr) == (0, "")
-    until(lambda: state_of(dev, "order-42") == "Scheduled", "the timer")
+    until(lambda: state_of(dev, "order-42") is not None, "the timer")
 
 
 def test_the_printed_commands_work_as_they_stand(shared: Shared) -> None:
     dev, _, greeting = shared
     watch, schedule, cancel = commands_in(greeting)
 
-    scheduled = dev.shell(schedule)
-    assert (scheduled.returncode, scheduled.stderr) == (0, "")
-    until(lambda: state_of(dev, "order-42") == "Scheduled", "the timer")
-    cancelled = dev.shell(cancel)
+    cancelled = dev.shell(cancel)  # Before it is scheduled: its ten seconds may be over by then.
     assert (cancelled.returncode, cancelled.stderr) == (0, "")
     until(lambda: state_of(dev, "order-42") == "Cancelled", "the cancel")
+    scheduled = dev.shell(schedule)
+    assert (scheduled.returncode, scheduled.stderr) == (0, "")
+    until(lambda: state_of(dev, "order-42") in ("Scheduled", "Reached"), "the timer")
     with dev.typed(watch) as shown:
         for number in range(43, 63):
             dev.shell(schedule.replace("order-42", f"order-{number}").replace("10s", "0s"))
@@ -357,15 +357,17 @@ def test_a_timer_scheduled_before_a_restart_fires_after_it(start: Start) -> None
     before = start()
     _, schedule, _ = commands_in(before.greeting())
     before.ready()
-    before.shell(schedule.replace("10s", "2s"))
-    until(lambda: state_of(before, "order-42") == "Scheduled", "the timer")
+    spans = ("100s", "30s", "2s")  # On a slow machine the shorter ones fire before it has stopped.
+    for span in spans:
+        before.shell(schedule.replace("order-42", span).replace("10s", span))
+    until(lambda: None not in [state_of(before, span) for span in spans], "the timers")
     assert before.end(signal.SIGTERM) == 0
-    state_between = state_of(before, "order-42")
+    still_scheduled = [span for span in spans if state_of(before, span) == "Scheduled"]
 
     after = start().ready()
 
-    until(lambda: state_of(after, "order-42") == "Reached", "the timer to fire")
-    assert state_between == "Scheduled"
+    assert still_scheduled != []
+    until(lambda: state_of(after, still_scheduled[-1]) == "Reached", "the timer to fire")
 
 
 def test_a_database_that_was_removed_is_noticed_until_a_person_gives_it_up(
@@ -375,7 +377,7 @@ def test_a_database_that_was_removed_is_noticed_until_a_person_gives_it_up(
     _, schedule, _ = commands_in(first.greeting())
     first.ready()
     first.shell(schedule)
-    until(lambda: state_of(first, "order-42") == "Scheduled", "the timer")
+    until(lambda: state_of(first, "order-42") is not None, "the timer")
     assert first.end(signal.SIGTERM) == 0
     databases = [*tmp_path.rglob("timers.db*")]
     for file in databases:
