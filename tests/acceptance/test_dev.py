@@ -1,6 +1,8 @@
 """`timer-service dev`: the service and a broker of its own, in an empty folder, with nothing left behind."""
 
+import argparse
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -12,8 +14,10 @@ import sys
 import sysconfig
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,6 +213,28 @@ def commands_in(greeting: str) -> list[str]:
     return [line.strip() for line in greeting.splitlines()[-3:]]
 
 
+def over_http(dev: Dev) -> tuple[list[str], str]:
+    """Return the requests that stand behind the greeting, and how to receive callbacks."""
+    assert dev.process.stdout is not None
+    lines = [dev.process.stdout.readline().strip() for _ in range(6)]
+    return [line for line in lines if line.startswith("curl ")], lines[4]
+
+
+def carry_out(curl: str) -> dict[str, Any]:
+    """Do what a line with curl does, where there may be none."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("-X", default="GET")
+    parser.add_argument("-H", action="append")
+    parser.add_argument("-d")
+    found = parser.parse_args(shlex.split(curl)[1:])
+    headers = dict(line.split(": ", 1) for line in found.H)
+    data = found.d.encode() if found.d else None
+    request = urllib.request.Request(found.url, data, headers, method=found.X)
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return dict(json.load(answer)["timer"])
+
+
 def refusal(folder: Path, *arguments: str) -> str:
     """Run a `dev` that must refuse to start, and return the one line it says."""
     finished = run_or_kill("dev", *arguments, cwd=folder)
@@ -227,6 +253,23 @@ def test_the_greeting_says_how_to_reach_it_and_what_to_try(shared: Shared) -> No
     assert ".timer-service" in greeting
     words = [shlex.split(line)[1] for line in commands_in(greeting)]
     assert words == ["watch", "schedule", "cancel"]
+
+
+def test_the_printed_requests_over_http_work_and_a_callback_reaches_the_receiver(start: Start) -> None:
+    dev = start(TIMER_API_PORT=str(free_port()))
+    dev.greeting()
+    (create, show, call), listen = over_http(dev)
+    dev.ready()
+
+    created, shown = carry_out(create), carry_out(show)
+    port = free_port()
+    with dev.typed(f"env {listen} --port {port} --json") as received:
+        called = carry_out(call.replace(":9000/", f":{port}/").replace("10000", "0"))
+        until(lambda: len(received) > 0, "the callback")
+
+    assert (created["serviceCallId"], shown) == ("order-43", created)
+    facts = json.loads(received[-1])
+    assert (facts["timerId"], facts["signature"]) == (called["serviceCallId"], "valid")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import Commands, add_json_argument, count, duration, port
 from timer_service.cli.exits import EXIT_OK, EXIT_USAGE, CommandFailed
 from timer_service.cli.output import say
+from timer_service.domain.callback import Signing
 from timer_service.domain.messages import TenantId
 from timer_service.printable import printable, printable_json
 
@@ -91,7 +92,11 @@ async def _listen(options: argparse.Namespace, keys: "list[Verifier]") -> None:
             text = f"cannot listen on {options.host}:{options.port}: {error.strerror}; use another --port"
             raise CommandFailed(EXIT_USAGE, text) from error
         if not options.json:
-            checked = f"checked by {len(keys)} keys" if keys else "not checked: give --key or --tenant"
+            checked = (
+                f"checked by {len(keys)} key{'s' * (len(keys) != 1)}"
+                if keys
+                else "not checked: give --key or --tenant"
+            )
             say(f"listening on http://{options.host}:{options.port}/, signatures {checked}; Ctrl-C stops it")
         await asyncio.Event().wait()
     finally:
@@ -103,7 +108,8 @@ async def _keys_of(tenant: str) -> "list[Verifier]":
     from timer_service.cli.secrets import open_keyring  # noqa: PLC0415
 
     async with open_keyring() as ring:
-        found = await ring.read(TenantId(tenant))
+        # The first key is made now: otherwise the first callback would make one, which is not known here.
+        found = await ring.secrets_for(TenantId(tenant), Signing.ED25519)
     return [read_verifier(kept.key.public_text or kept.key.private_text) for kept in found.signing]
 
 

@@ -4,10 +4,8 @@ import argparse
 import asyncio
 import gc
 import secrets
-import shutil
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -19,11 +17,12 @@ from pydantic import SecretStr
 
 from timer_service import __version__
 from timer_service.adapters.http.listening import listen
-from timer_service.adapters.nats.embedded import USUAL_PORT, EmbeddedBroker, embedded_broker
+from timer_service.adapters.nats.embedded import EmbeddedBroker, embedded_broker
 from timer_service.adapters.system import allow_files, instance_name
 from timer_service.cli.arguments import Commands, port
 from timer_service.cli.dev_modes import DevMode, add_mode_arguments
 from timer_service.cli.exits import EXIT_OK
+from timer_service.cli.greeting import greet
 from timer_service.config import Settings, load_settings, unknown_variables
 from timer_service.domain.errors import CriticalError
 from timer_service.observability.logs import configure_logging
@@ -34,6 +33,7 @@ ENOUGH_FILES: Final = 4_096
 """For all connections that may be open at once, to us and to receivers, and for the store and the broker."""
 DEV_API_PORT: Final = 8090
 DEV_TENANT: Final = "dev"
+LOOPBACK: Final = "127.0.0.0/8,::1"
 
 DEV_PAGE_PORT: Final = 8070
 
@@ -93,9 +93,10 @@ def dev(options: argparse.Namespace) -> int:
                     "page_port": _port_of(listeners[2]),
                     "db_path": data / "timers.db",
                     **_dev_key(settings, data),
+                    **_dev_receivers(settings),
                 }
                 chosen = settings.model_copy(update=found)
-                _greet(broker, chosen, data, mode)
+                greet(broker, chosen, data, mode)
                 async with asyncio.TaskGroup() as tasks:
                     watcher = tasks.create_task(_fail_with(broker))
                     await _serve(chosen, stop, listeners, mode)
@@ -142,6 +143,11 @@ def _dev_key(settings: Settings, data: Path) -> dict[str, Any]:
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(32), "utf-8")
     return {"api_key": SecretStr(path.read_text("utf-8").strip()), "api_tenant": DEV_TENANT}
+
+
+def _dev_receivers(settings: Settings) -> dict[str, Any]:
+    """Let callbacks go to this machine, where `timer-service listen` is, unless other ranges are named."""
+    return {} if settings.callback_allow is not None else {"callback_allow": LOOPBACK}
 
 
 async def _fail_with(broker: EmbeddedBroker) -> None:
@@ -212,42 +218,3 @@ def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
         if critical is None:
             raise
         raise critical from None
-
-
-def _greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode) -> None:
-    as_module = Path(sys.argv[0]).name == "__main__.py"
-    here = f"{sys.executable} -m timer_service" if as_module else sys.argv[0]
-    command = "timer-service" if shutil.which("timer-service") else here
-    server = "" if broker.port == USUAL_PORT else f" --server {broker.url}"
-    print(
-        f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
-        + _greet_page(settings)
-        + f"  broker  {broker.url}\n"
-        f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
-        f"  data    {data}\n"
-        f"{mode}"
-        "Try in another terminal:\n"
-        f"  {command} watch{server}\n"
-        f"  {command} schedule --tenant acme --id order-42 --in 10s{server}\n"
-        f"  {command} cancel --tenant acme --id order-42{server}" + _greet_api(settings),
-        flush=True,
-    )
-
-
-def _greet_page(settings: Settings) -> str:
-    if not settings.page_port:
-        return ""
-    return f"  page    http://{settings.page_host}:{settings.page_port}/ui/\n"
-
-
-def _greet_api(settings: Settings) -> str:
-    if not settings.api_port or settings.api_key is None:
-        return ""
-    url = f"http://{settings.api_host}:{settings.api_port}/v1/timers"
-    key = f"-H 'X-API-Key: {settings.api_key.get_secret_value()}'"
-    create = """-H 'Content-Type: application/json' -d '{"delayMs":10000}'"""
-    return (
-        f"\nOr over HTTP, as the tenant {settings.api_tenant}:"
-        f"\n  curl {url}/order-43 -X PUT {key} {create}"
-        f"\n  curl {url}/order-43 {key}"
-    )
