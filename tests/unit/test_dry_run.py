@@ -188,8 +188,8 @@ async def test_a_secret_that_is_missing_is_named() -> None:
 
     reply = await dry_run(site, timer(headers={"Authorization": "Bearer ${secret:shop}"}))
 
-    detail = "unreachable (secret): there is no secret named shop"
-    assert (reply.status, reply.json["errors"]) == (400, [{"pointer": "/callback", "detail": detail}])
+    detail = "there is no secret named shop"
+    assert (reply.status, reply.json["errors"]) == (400, [{"pointer": "/callback/headers", "detail": detail}])
 
 
 async def test_a_timer_without_a_callback_has_nothing_to_show() -> None:

@@ -249,6 +249,7 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_again() -> None
         '"default";r=1;t=1',
     )
     assert (replies[2].headers["retry-after"], replies[2].json["code"], other.status) == ("1", 1, 200)
+    assert replies[2].headers["ratelimit"] == '"default";r=0;t=1'
 
 
 async def test_a_body_that_does_not_come_in_time_is_given_up() -> None:

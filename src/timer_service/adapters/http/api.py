@@ -172,12 +172,17 @@ class ApiApp:
     def _admit(self, caller: Caller, route: Route) -> Mapping[str, str]:
         now_s = asyncio.get_running_loop().time()
         if wait_s := self._rate_limit.wait_s(caller.tenant_id, now_s):
-            raise _too_many(wait_s)
+            problem = _too_many(wait_s)
+            problem.headers = {**self._limits(0, problem.headers["retry-after"]), **problem.headers}
+            raise problem
         self._rate_limit.charge(caller.tenant_id, route.extra_cost)
         left = self._rate_limit.left(caller.tenant_id, now_s)
-        if self._policy is None or left is None:
+        return {} if left is None else self._limits(left, "1")
+
+    def _limits(self, left: int, until_more_s: str) -> Mapping[str, str]:
+        if self._policy is None:
             return {}
-        return {"ratelimit-policy": self._policy, "ratelimit": f'"default";r={left};t=1'}
+        return {"ratelimit-policy": self._policy, "ratelimit": f'"default";r={left};t={until_more_s}'}
 
     async def _body(self, route: Route, headers: Mapping[str, str], receive: Receive) -> bytes:
         """Read the body, as much as is allowed and as long as is allowed."""

@@ -13,7 +13,7 @@ from timer_service.adapters.http.problems import invalid
 from timer_service.adapters.http.timer_bodies import NewTimerBody
 from timer_service.domain.attempts import delivery_ahead, earliest_attempts, next_request
 from timer_service.domain.callback import Callback
-from timer_service.domain.delivery import describe
+from timer_service.domain.delivery import Blocked
 from timer_service.ports.callback_preview import CallbackPreview, Preview
 
 
@@ -41,7 +41,8 @@ class DryRunHandlers:
             next_request(delivery, callback, command.correlation_id, command.trace, sent_at)
         )
         if not isinstance(preview, Preview):
-            raise invalid(describe(preview), "/callback")
+            field = "url" if isinstance(preview, Blocked) else "headers"
+            raise invalid(preview.detail, f"/callback/{field}")
         content = {
             "sentAt": wire.format_time(sent_at),
             "request": _request(preview),
