@@ -92,8 +92,7 @@ def dev(options: argparse.Namespace) -> int:
                     "api_port": _port_of(listeners[1]),
                     "page_port": _port_of(listeners[2]),
                     "db_path": data / "timers.db",
-                    **_dev_key(settings, data),
-                    **_dev_receivers(settings),
+                    **_to_try(settings, data),
                 }
                 chosen = settings.model_copy(update=found)
                 greet(broker, chosen, data, mode)
@@ -134,20 +133,19 @@ def _port_of(listener: socket.socket | None) -> int:
     return 0 if listener is None else int(listener.getsockname()[1])
 
 
-def _dev_key(settings: Settings, data: Path) -> dict[str, Any]:
-    """Return the key to try the REST API with, the same at every start."""
+def _to_try(settings: Settings, data: Path) -> dict[str, Any]:
+    """Return a key to try the REST API with, the same at every start, and where callbacks may go.
+
+    That is this machine, where `timer-service listen` is. What the settings say stands.
+    """
+    found: dict[str, Any] = {} if settings.callback_allow is not None else {"callback_allow": LOOPBACK}
     if settings.api_key is not None:
-        return {}
+        return found
     path = data / "api-key"
     if not path.exists():
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(32), "utf-8")
-    return {"api_key": SecretStr(path.read_text("utf-8").strip()), "api_tenant": DEV_TENANT}
-
-
-def _dev_receivers(settings: Settings) -> dict[str, Any]:
-    """Let callbacks go to this machine, where `timer-service listen` is, unless other ranges are named."""
-    return {} if settings.callback_allow is not None else {"callback_allow": LOOPBACK}
+    return found | {"api_key": SecretStr(path.read_text("utf-8").strip()), "api_tenant": DEV_TENANT}
 
 
 async def _fail_with(broker: EmbeddedBroker) -> None:
