@@ -143,7 +143,9 @@ def _ways_in(
     """Yield what is served over HTTP, as far as it is wanted."""
     if settings.http_port:
         yield _http(settings, parts, service, metrics)
-    deliveries = Deliveries(opened.store.deliveries, clock, service.deliver_from, service.fail)
+    deliveries = Deliveries(
+        *(opened.store.deliveries, opened.store.callback_list, clock), service.deliver_from, service.fail
+    )
     common: dict[str, Any] = {"opened": opened, "timers": timers, "deliveries": deliveries, "clock": clock}
     common["elapsed_s"] = parts.elapsed_s
     if settings.api_port:

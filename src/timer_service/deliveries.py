@@ -6,6 +6,7 @@ from datetime import datetime
 from timer_service.domain.delivery import Delivery, DeliveryState
 from timer_service.domain.errors import CriticalError, TimerNotFound, telling_of_failure
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
+from timer_service.ports.callback_list import CallbackList, CallbackPage, CallbackQuery
 from timer_service.ports.clock import Clock
 from timer_service.ports.delivery_store import CallbackRecord, DeliveryQuery, DeliveryStore
 
@@ -16,11 +17,13 @@ class Deliveries:
     def __init__(
         self,
         store: DeliveryStore,
+        lists: CallbackList,
         clock: Clock,
         wake: Callable[[datetime], None],
         failed: Callable[[CriticalError], None],
     ) -> None:
         self._store = store
+        self._lists = lists
         self._clock = clock
         self._wake = wake
         self._failed = failed
@@ -41,6 +44,11 @@ class Deliveries:
         """Return a page of one tenant's deliveries."""
         with telling_of_failure(self._failed):
             return await self._store.list_deliveries(query)
+
+    async def timers(self, query: CallbackQuery) -> CallbackPage:
+        """Return a page of one tenant's timers with callbacks, and how many there are."""
+        with telling_of_failure(self._failed):
+            return await self._lists.page(query)
 
     async def retry(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Delivery | None:
         """Send a callback whose delivery has ended again; return the delivery, None if there is none."""

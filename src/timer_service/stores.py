@@ -20,6 +20,7 @@ from timer_service.config import Settings
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.ports.api_keys import ApiKeyStore
 from timer_service.ports.audit import Audit
+from timer_service.ports.callback_list import CallbackList
 from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.sealed_headers import SealedHeaders
 from timer_service.ports.secret_store import SecretStore
@@ -38,6 +39,11 @@ class Store(TimerStore, StreamEpochs, Protocol):
     @property
     def deliveries(self) -> DeliveryStore:
         """The callbacks and what became of them."""
+        ...
+
+    @property
+    def callback_list(self) -> CallbackList:
+        """The timers with callbacks, in the order of their owner."""
         ...
 
     @property

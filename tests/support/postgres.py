@@ -321,6 +321,7 @@ class InStep:
         self._clock = clock
         self.deliveries = DeliveriesInStep(store.deliveries, clock)
         self.insight = store.insight
+        self.callback_list = store.callback_list
         self.sealed_headers = store.sealed_headers
         self.secrets, self.api_keys, self.audit = store.secrets, store.api_keys, store.audit
 

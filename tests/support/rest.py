@@ -99,7 +99,7 @@ class Site:
             explain=explanations(self.store, self.clock).explain,
         )
         told = self.woken.append, self.failures.append
-        self.deliveries = Deliveries(self.store.deliveries, self.clock, *told)
+        self.deliveries = Deliveries(self.store.deliveries, self.store.callback_list, self.clock, *told)
         self.preparer = Preparer(keyring_of(), VAULT, AddressRules(read_allowed(self.allow)))
         desk = CallbackDesk(self.preparer.vault, self.preparer.rules, self.max_payload_bytes)
         builder = CommandBuilder(desk, self.clock.delays_from, has_broker=self.has_broker)

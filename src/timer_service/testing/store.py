@@ -22,6 +22,7 @@ from timer_service.ports.timer_store import (
     StoreCounts,
     TimerQuery,
 )
+from timer_service.testing.callback_list import MemoryCallbackList
 from timer_service.testing.deliveries import MemoryDeliveries
 from timer_service.testing.insight import MemoryInsight
 
@@ -36,6 +37,7 @@ class MemoryTimerStore:
         self.deliveries = MemoryDeliveries(self.timers)
         self.sealed_headers = self.deliveries
         self.insight = MemoryInsight(self.timers, self.deliveries.kept)
+        self.callback_list = MemoryCallbackList(self.timers, self.deliveries.kept)
         self._claimed: set[TimerKey] = set()
         self._looks = 0
         self._turns: dict[TenantId, int] = {}

@@ -18,17 +18,18 @@ from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, Ca
 from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
 from timer_service.deliveries import Deliveries
-from timer_service.domain.callback import Sink
-from timer_service.domain.delivery import DeliveryState
+from timer_service.domain.callback_status import CallbackStatus, callback_status
 from timer_service.domain.errors import TransientError
 from timer_service.domain.messages import CancelTimer, ScheduleTimer, TenantId
 from timer_service.domain.timer import Outcome, Timer, TimerState
+from timer_service.ports.callback_list import CallbackQuery, ListOrder
 from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.timer_store import TimerQuery
 from timer_service.timers import NEWEST, Timers
 
 MAX_OFFSET: Final = 10_000
-"""How many timers are looked through for a page; more than that are read page by page under /v1."""
+"""How far into a list a page may begin, and how far it is counted; /v1 reads page by page."""
+_ORDERS: Final = {"created_at": ListOrder.CREATED, "execute_at": ListOrder.DUE}
 UPDATE_TRIES: Final = 10
 HEALTH_TIMEOUT_S: Final = 4.0
 """A store that takes longer to answer counts as gone: whoever asks for health waits five seconds."""
@@ -44,19 +45,6 @@ _POINTERS: Final = {f"/{name}": f"/{field}" for field, name in _CALLBACK.items()
     "/retry/maxAttempts": "/max_attempts"
 }
 """Where the fields of a callback are in this dialect."""
-_STATES: Final = {
-    "pending": (TimerState.SCHEDULED,),
-    "canceled": (TimerState.CANCELLED,),
-    "executing": (TimerState.REACHED,),
-    "completed": (TimerState.REACHED,),
-    "failed": (TimerState.REACHED, TimerState.EXPIRED),
-}
-_DELIVERED: Final = {
-    DeliveryState.WAITING: "executing",
-    DeliveryState.DELIVERED: "completed",
-    DeliveryState.FAILED: "failed",
-    DeliveryState.ABANDONED: "failed",
-}
 
 
 class UpdateBody(bodies.Body):
@@ -146,20 +134,25 @@ class CompactHandlers:
         asked = bodies.read_query(CompactQuery, request.query)
         if asked.offset > MAX_OFFSET:
             raise invalid_parameter("offset", f"must be at most {MAX_OFFSET}: /v1/timers has a cursor")
-        found, is_capped = await self._find(request.caller.tenant_id, asked.status)
-        records = await self._deliveries.records([timer.key for timer in found])
-        wanted = [
-            timer for timer in found if asked.status in (None, status_of(timer, records.get(timer.key)))
-        ]
-        wanted.sort(key=_sort_key(asked.sort), reverse=asked.order == "desc")
-        page = wanted[asked.offset : asked.offset + asked.limit]
+        page = await self._deliveries.timers(
+            CallbackQuery(
+                request.caller.tenant_id,
+                None if asked.status is None else CallbackStatus(asked.status),
+                _ORDERS[asked.sort],
+                newest_first=asked.order == "desc",
+                offset=asked.offset,
+                limit=asked.limit,
+                count_up_to=MAX_OFFSET,
+            )
+        )
+        records = await self._deliveries.records([timer.key for timer in page.timers])
         data: dict[str, Any] = {
-            "timers": [_brief(timer, records.get(timer.key)) for timer in page],
-            "total": len(wanted),
+            "timers": [_brief(timer, records.get(timer.key)) for timer in page.timers],
+            "total": min(page.total, MAX_OFFSET),
             "limit": asked.limit,
             "offset": asked.offset,
         }
-        return _answer(200, "success", data | ({"total_capped": True} if is_capped else {}))
+        return _answer(200, "success", data | ({"total_capped": True} if page.total > MAX_OFFSET else {}))
 
     async def update(self, request: Request) -> Answer:
         """Change what the request names of a pending timer."""
@@ -222,21 +215,6 @@ class CompactHandlers:
     async def _record(self, timer: Timer) -> CallbackRecord | None:
         return (await self._deliveries.records([timer.key])).get(timer.key)
 
-    async def _find(self, tenant_id: TenantId, status: str | None) -> tuple[list[Timer], bool]:
-        """Return a tenant's timers, up to a bound, and whether there are more."""
-        found: list[Timer] = []
-        for state in _STATES[status] if status else tuple(TimerState):
-            after = None
-            while len(found) < MAX_OFFSET:
-                page = await self._timers.list(
-                    TimerQuery(tenant_id, state=state, sink=Sink.HTTP, after=after, limit=wire.MAX_PAGE)
-                )
-                found += page
-                if len(page) < wire.MAX_PAGE or page[-1].due_at is None:
-                    break
-                after = (page[-1].due_at, page[-1].service_call_id)
-        return found[:MAX_OFFSET], len(found) >= MAX_OFFSET
-
     def _whole(self, timer: Timer, record: CallbackRecord | None) -> dict[str, Any]:
         callback = record and record.callback
         body = callback.body if callback else None
@@ -251,13 +229,8 @@ class CompactHandlers:
 
 def status_of(timer: Timer, record: CallbackRecord | None) -> str:
     """Return which of the five statuses a timer has: a view of its state and that of its delivery."""
-    if timer.state is TimerState.SCHEDULED:
-        return "pending"
-    if timer.state is TimerState.CANCELLED:
-        return "canceled"
-    if timer.state is TimerState.EXPIRED:
-        return "failed"
-    return "completed" if record is None or record.delivery is None else _DELIVERED[record.delivery.state]
+    delivery = None if record is None else record.delivery
+    return callback_status(timer.state, None if delivery is None else delivery.state)
 
 
 def as_compact(problem: Problem) -> Answer:
@@ -304,12 +277,6 @@ def _last_change(timer: Timer, record: CallbackRecord | None) -> datetime:
     if record is not None and record.delivery is not None:
         changes += [record.delivery.last_attempt_at, record.delivery.ended_at]
     return max(change for change in changes if change is not None)
-
-
-def _sort_key(sort: str) -> Callable[[Timer], tuple[datetime, str]]:
-    if sort == "created_at":
-        return lambda timer: (timer.registered_at, timer.service_call_id)
-    return lambda timer: (timer.due_at or timer.registered_at, timer.service_call_id)
 
 
 def _json_or_none(body: bytes | None) -> Any:

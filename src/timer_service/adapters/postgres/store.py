@@ -17,6 +17,7 @@ from timer_service.adapters.postgres import arrays, epochs, statements
 from timer_service.adapters.postgres.api_keys import PostgresApiKeys
 from timer_service.adapters.postgres.audit import PostgresAudit
 from timer_service.adapters.postgres.batch import Batch, decide, insert, save
+from timer_service.adapters.postgres.callback_list import PostgresCallbackList
 from timer_service.adapters.postgres.claim import PostgresClaim
 from timer_service.adapters.postgres.connections import (
     Connection,
@@ -82,7 +83,7 @@ class PostgresTimerStore:
         self.sealed_headers = PostgresSealedHeaders(answers)
         self.api_keys = PostgresApiKeys(answers)
         self.audit = PostgresAudit(answers)
-        self.insight = PostgresInsight(answers)
+        self.insight, self.callback_list = PostgresInsight(answers), PostgresCallbackList(answers)
         self._hints = hints
         self._now = now
         self._limits = limits

@@ -15,6 +15,7 @@ import aiosqlite
 
 from timer_service.adapters import rows
 from timer_service.adapters.sqlite import statements
+from timer_service.adapters.sqlite.callback_list import SqliteCallbackList
 from timer_service.adapters.sqlite.deliveries import SqliteDeliveries, forget_callbacks, keep_callbacks
 from timer_service.adapters.sqlite.epochs import advance_epochs, insert_epochs, read_epochs
 from timer_service.adapters.sqlite.errors import translated
@@ -95,6 +96,7 @@ class SqliteTimerStore:
         self.deliveries = SqliteDeliveries(self._writer, self._read_deliveries, questions)
         self.sealed_headers = SqliteSealedHeaders(self._writer, self._read_deliveries)
         self.insight = SqliteInsight(questions)
+        self.callback_list = SqliteCallbackList(questions)
         self._exclusion = Exclusion()
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
