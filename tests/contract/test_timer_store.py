@@ -31,9 +31,10 @@ from tests.support.timers import (
 )
 from timer_service.domain import timer as rules
 from timer_service.domain.due_timer import DueTimer
+from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import Command, DueTimeReached, Position, ServiceCallId, TenantId, Trace
 from timer_service.domain.timer import Outcome, Timer, TimerState
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack, TimerQuery, TimerStore
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Decided, HeldBack, TimerQuery, TimerStore
 from timer_service.testing import MemoryTimerStore
 
 NOW = at(0)
@@ -1324,3 +1325,41 @@ async def test_a_request_at_an_older_position_changes_nothing_and_says_so(store:
 
 async def test_an_empty_group_has_no_answers(store: TimerStore) -> None:
     assert await store.decide([], NOW) == []
+
+
+async def test_a_request_about_a_version_changes_that_one_and_no_other(store: TimerStore) -> None:
+    await keep(store, schedule("order-1", 60), schedule("order-2", 60, number=2))
+    before = await store.get(ACME, call("order-1"))
+    assert before is not None
+    moved = replace(schedule("order-1", 90, number=9), expected=frozenset({before.version}))
+    cancelled = replace(cancel("order-1", number=9), expected=frozenset({before.version}))
+
+    [first, beside] = await store.decide([moved, cancel("order-2", number=9)], NOW)
+    [second] = await store.decide([cancelled], NOW)
+
+    assert [first.outcome, beside.outcome] == [Outcome.RESCHEDULED, Outcome.CANCELLED]
+    assert (second.outcome, second.timer) == (Outcome.CHANGED, first.timer)
+    assert await store.get(ACME, call("order-1")) == first.timer
+
+
+async def test_a_request_about_a_version_of_a_timer_that_there_is_not_changes_nothing(
+    store: TimerStore,
+) -> None:
+    request = replace(schedule("order-1", 90), expected=frozenset({"0123456789abcdef"}))
+
+    with pytest.raises(TimerNotFound):
+        await store.decide([request, schedule("order-2", 90)], NOW)
+
+    assert await store.list_timers(TimerQuery(ACME)) == []
+
+
+async def test_a_request_about_a_version_waits_for_a_timer_that_is_being_fired(store: TimerStore) -> None:
+    await keep(store, schedule("order-1", 0))
+    timer = await store.get(ACME, call("order-1"))
+    assert timer is not None
+    request = replace(cancel("order-1", number=9), expected=frozenset({timer.version}))
+
+    async with store.claim_due(NOW, 10):
+        [decided] = await store.decide([request], NOW)
+
+    assert decided == Decided(Outcome.DUE, None)

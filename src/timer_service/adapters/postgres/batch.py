@@ -6,8 +6,9 @@ from datetime import datetime
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays
 from timer_service.adapters.postgres.connections import Connection
-from timer_service.adapters.postgres.statements import INSERT, LOCK_FOR_REQUESTS, UPDATE
+from timer_service.adapters.postgres.statements import INSERT, LOAD, LOCK_FOR_REQUESTS, UPDATE
 from timer_service.domain import timer as rules
+from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import Command, TimerKey
 from timer_service.domain.outcomes import nearest_due_at
 from timer_service.domain.timer import Outcome, Timer
@@ -44,6 +45,11 @@ class Batch:
                 self.outcomes[index] = Outcome.DUE
 
     @property
+    def about_versions(self) -> frozenset[TimerKey]:
+        """The timers that must be there: a request is about a version of each."""
+        return frozenset(key for key, given in self.commands.items() if given[0][1].expected)
+
+    @property
     def nearest(self) -> datetime | None:
         """The earliest due time that was set."""
         return nearest_due_at(self._in_order, self.outcomes)
@@ -63,11 +69,12 @@ async def insert(connection: Connection, batch: Batch, keys: Iterable[TimerKey])
 
 async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
     """Decide requests for all timers that nobody else holds; return these as they are now."""
-    first = {key: batch.first(key) for key in sorted(batch.commands)}
-    inserted = await connection.fetch(INSERT, *arrays.columns(first.values()))
+    first = {key: batch.first(key) for key in sorted(batch.commands.keys() - batch.about_versions)}
+    inserted = await connection.fetch(INSERT, *arrays.columns(first.values())) if first else []
     timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
-    if there := first.keys() - timers.keys():
+    if there := batch.commands.keys() - timers.keys():
         found = await connection.fetch(LOCK_FOR_REQUESTS, *arrays.transposed(there, 2))
+        await _expect(connection, batch.about_versions - {(row[0], row[1]) for row in found})
         # Whoever claimed a timer before did so by the database's clock or an earlier one.
         batch.now = max(batch.now, *(row[-1] for row in found)) if found else batch.now
         before = [rows.timer(row) for row in found if row[-2]]
@@ -77,6 +84,14 @@ async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
             await connection.execute(UPDATE, *arrays.columns(changed))
         timers |= {timer.key: timer for timer in after}
     return timers
+
+
+async def _expect(connection: Connection, keys: frozenset[TimerKey]) -> None:
+    """Raise TimerNotFound unless these timers, whose locks others hold, are there."""
+    if keys:
+        there = {(row[0], row[1]) for row in await connection.fetch(LOAD, *arrays.transposed(keys, 2))}
+        for key in keys - there:
+            raise TimerNotFound(key[1])
 
 
 async def save(connection: Connection, batch: Batch, locked: Sequence[Timer]) -> set[TimerKey]:
