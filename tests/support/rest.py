@@ -64,7 +64,7 @@ class Site:
     """A service that is asked over HTTP alone."""
 
     clock: ManualClock = field(default_factory=ManualClock)
-    store: MemoryTimerStore = field(default_factory=MemoryTimerStore)
+    store: Any = field(default_factory=MemoryTimerStore)
     keys: MemoryApiKeys = field(default_factory=MemoryApiKeys)
     rate: int = 0
     burst: int = 500

@@ -14,10 +14,12 @@ from timer_service.adapters.http.builder import name_in
 from timer_service.adapters.http.callbacks import attempt_view, delivery_view
 from timer_service.adapters.http.problems import Problem
 from timer_service.deliveries import Deliveries
+from timer_service.domain.callback import origin_of
 from timer_service.domain.delivery import Delivery, DeliveryState
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import TenantId
 from timer_service.ports.delivery_store import DeliveryQuery
+from timer_service.targets import read_target
 
 StateText = Literal["waiting", "delivered", "failed", "abandoned"]
 
@@ -81,7 +83,7 @@ class DeliveryHandlers:
             DeliveryQuery(
                 tenant_id=request.caller.tenant_id,
                 state=None if asked.state is None else DeliveryState(asked.state.capitalize()),
-                origin=asked.origin,
+                origin=_origin(asked.origin),
                 opened_from=asked.opened_from,
                 opened_before=asked.opened_before,
                 after=None if asked.cursor is None else read_cursor(asked.cursor),
@@ -99,7 +101,7 @@ class DeliveryHandlers:
         query = DeliveryQuery(
             tenant_id=request.caller.tenant_id,
             state=DeliveryState(asked.state.capitalize()),
-            origin=asked.origin,
+            origin=_origin(asked.origin),
             opened_from=asked.opened_from,
             opened_before=asked.opened_before,
             limit=asked.limit,
@@ -116,3 +118,13 @@ def _shown(delivery: Delivery | None) -> Answer:
     if delivery is None:
         raise Problem("conflict", "there is no delivery: the timer has not fired")
     return Answer(200, wire.write_json({"delivery": delivery_view(delivery)}))
+
+
+def _origin(text: str | None) -> str | None:
+    """Return the origin that a filter means, however it is spelled, also as a whole URL."""
+    if text is None:
+        return None
+    try:
+        return origin_of(read_target(text).url)
+    except ValueError:
+        return text  # No receiver has it.
