@@ -67,6 +67,10 @@ class Explanations:
         self._loops = loops
         self._has_broker = has_broker
 
+    def since(self) -> Mapping[str, datetime]:
+        """Return when the problem of each part began that has one."""
+        return {part: at for part, at in self._loops.since().items() if at is not None}
+
     async def explain(
         self, tenant_id: TenantId, service_call_id: ServiceCallId, *, for_operator: bool = False
     ) -> Explanation:
@@ -77,7 +81,7 @@ class Explanations:
             now,
             timer,
             health=self._loops.health(),
-            since={part: at for part, at in self._loops.since().items() if at is not None},
+            since=self.since(),
             has_broker=self._has_broker,
             held_step=timedelta(seconds=self._clock.held_step_s),
         )

@@ -146,8 +146,9 @@ def _system(settings: Settings, parts: PageParts, broker: BrokerDesk, auditor: A
         settings.shown(),
         settings.store_name,
         lambda: parts.clock.held_step_s,
-        broker,
-        auditor,
+        has_broker=settings.has_broker,
+        broker=broker,
+        auditor=auditor,
     )
 
 
@@ -172,7 +173,9 @@ def bulk_desk(parts: PageParts) -> BulkDesk:
 
 def _desk(parts: PageParts) -> FiguresDesk:
     insight = parts.opened.store.insight
-    return FiguresDesk(parts.timers, insight, parts.health, parts.clock.now, parts.elapsed_s)
+    return FiguresDesk(
+        parts.timers, insight, parts.health, parts.explanations.since, parts.clock.now, parts.elapsed_s
+    )
 
 
 def _due(parts: PageParts) -> DueDesk:

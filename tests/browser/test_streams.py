@@ -71,6 +71,45 @@ async def test_a_burst_is_watched_live_behind_a_prefix(browser: Browser, site: S
         await expect(page.locator("table", has_text="b-").first).to_be_visible()
 
 
+async def test_what_has_come_due_since_is_said_and_no_row_moves(browser: Browser, site: Site) -> None:
+    await site.timers("acme").schedule("soon", timedelta(seconds=3), confirm=True)
+    async with open_page(browser) as page:
+        await page.goto(site.address())
+        soon = page.get_by_role("region", name="Next due").get_by_role("link", name="soon")
+        await expect(soon).to_be_visible()
+
+        await expect(page.get_by_text("One of these was due since.")).to_be_visible()
+        await expect(soon).to_be_visible()
+        await page.get_by_role("link", name="Show what is next").click()
+
+        await expect(page.get_by_text("due since")).to_be_hidden()
+        await expect(soon).to_have_count(0)
+
+
+async def test_the_first_screen_turns_when_the_broker_goes_and_when_it_is_back(
+    browser: Browser, tmp_path: Path, prefix: str
+) -> None:
+    port, broker = free_port(), NatsServer(tmp_path / "broker").start()
+    world = await World(tmp_path, broker, prefix).open()
+    try:
+        world.service(http_port=0, page_port=port).start_ready()
+        async with open_page(browser) as page:
+            await page.goto(f"http://127.0.0.1:{port}/ui/")
+            health = page.locator(".health")
+            await expect(health).to_have_class("health good")
+
+            broker.stop()
+            await expect(health).to_have_class("health bad")
+            await expect(health).to_contain_text("Timers wait: the broker has been away since")
+            await expect(page.get_by_role("heading", name="What to look at")).to_be_visible()
+            broker.start()
+            await expect(health).to_have_class("health good")
+            await expect(page.get_by_role("heading", name="What to look at")).to_have_count(0)
+    finally:
+        await world.close()
+        broker.stop()
+
+
 async def test_open_streams_do_not_hold_up_the_end_of_the_service(
     browser: Browser, shared_broker: NatsServer, tmp_path: Path, prefix: str
 ) -> None:

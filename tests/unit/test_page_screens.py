@@ -155,7 +155,7 @@ async def test_now_shows_what_somebody_looks_for_first(pages: Pages) -> None:
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == [
         "What to look at",
         *("Pending", "Overdue", "Oldest overdue", "Refused today"),
-        *("In, per second", "Fired, per second", "Late, half of them", "Late, 99 of 100"),
+        *("Received per second", "Fired per second", "Lateness, p50", "Lateness, p99"),
         *("Due in the next hour", "Next due", "Last fired"),
     ]
 
@@ -300,9 +300,8 @@ async def test_one_id_of_one_tenant_is_found_at_once(pages: Pages) -> None:
 
 async def test_streams_carry_what_changed_and_end_at_once(pages: Pages) -> None:
     parts, clock = pages.parts, pages.site.clock
-    desk = FiguresDesk(
-        parts.timers, parts.opened.store.insight, parts.health, clock.now, lambda: clock.elapsed_s
-    )
+    insight = parts.opened.store.insight
+    desk = FiguresDesk(parts.timers, insight, parts.health, dict, clock.now, lambda: clock.elapsed_s)
     live = Live(desk, lambda: 0.5)
     sent: list[bytes] = []
     enough = asyncio.Event()
@@ -324,7 +323,7 @@ async def test_streams_carry_what_changed_and_end_at_once(pages: Pages) -> None:
 async def test_too_many_streams_are_refused(pages: Pages) -> None:
     parts, clock = pages.parts, pages.site.clock
     live = Live(
-        FiguresDesk(parts.timers, parts.opened.store.insight, parts.health, clock.now, lambda: 0.0),
+        FiguresDesk(parts.timers, parts.opened.store.insight, parts.health, dict, clock.now, lambda: 0.0),
         lambda: 0.5,
     )
 

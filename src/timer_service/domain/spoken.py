@@ -35,6 +35,14 @@ def moment_text(moment: datetime, now: datetime) -> str:
     return moment.strftime(shown.replace("%Y", f"{moment.year:04}"))
 
 
+def outage_text(part: str, since: datetime | None, now: datetime) -> str:
+    """Return since when the broker or the store has been away, without what only an operator may know."""
+    if since is not None:
+        away = "the broker has been away" if part == "broker" else "the store has taken no change"
+        return f"{away} since {moment_text(since, now)}"
+    return "the broker is away" if part == "broker" else "the store takes no change"
+
+
 def count_text(count: int, one: str, many: str = "") -> str:
     """Return how many there are: 1 timer, 12,000 timers."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -14,6 +14,12 @@ class Health:
     warnings: dict[str, str] = field(default_factory=dict)
     """Part to what a person should look at although commands are accepted and timers fire."""
 
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """The parts that a person should look at."""
+        worker = () if self.stuck is None else ("worker",)
+        return (*worker, *self.problems, *self.warnings)
+
 
 @dataclass(frozen=True, slots=True)
 class Recent:

@@ -6,7 +6,7 @@ from typing import Final
 
 from timer_service.domain.callback import Sink
 from timer_service.domain.cause import Cause
-from timer_service.domain.spoken import count_text, moment_text, span_text
+from timer_service.domain.spoken import count_text, outage_text, span_text
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.explanation import Explanation, Facts, Obstacle
 from timer_service.ports.letter_box import LettersFound
@@ -145,12 +145,7 @@ def _obstacle(facts: Facts, obstacle: Obstacle) -> _Found:
 
 
 def _problem(facts: Facts, part: str) -> str:
-    """Say since when a part has been away, without what only an operator may know."""
-    since = facts.since.get(part)
-    away = "the broker has been away" if part == "broker" else "the store has taken no change"
-    if since is not None:
-        return f"{away} since {moment_text(since, facts.now)}"
-    return "the broker is away" if part == "broker" else "the store takes no change"
+    return outage_text(part, facts.since.get(part), facts.now)
 
 
 def _sentence(text: str) -> str:

@@ -75,7 +75,8 @@ class BrokerDesk:
         try:
             seen = replace(seen, instances=await self._view.instances())
         except (BusUnavailable, RightMissing) as error:
-            trouble.append(str(error))
+            # Both often fail for one reason: it is said once.
+            trouble += [] if str(error) in trouble else [str(error)]
         self._keep(replace(seen, trouble=tuple(trouble)))
 
     def _keep(self, seen: Around) -> None:

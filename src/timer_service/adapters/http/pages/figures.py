@@ -1,13 +1,13 @@
 """The figures of the first screen, measured once for all who see the same tenants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from timer_service.adapters.http.pages.render import late, number, span
 from timer_service.domain.messages import TenantId
-from timer_service.domain.spoken import count_text
+from timer_service.domain.spoken import count_text, outage_text
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.health import Health, Recent
 from timer_service.ports.timer_insight import TimerFilter, TimerInsight
@@ -18,6 +18,15 @@ FRESH_S: Final = 0.9
 MAX_COUNTED: Final = 10_000
 MAX_CACHED: Final = 100
 LISTED: Final = 10
+OVERDUE_S: Final = 10.0
+"""What is due for longer than this is worth a look, although every part works."""
+_WAITING: Final = {
+    "publish": "events cannot be published",
+    "deliveries": "callbacks cannot be kept",
+    "clock": "the machine's clock leapt forward, and a person has to confirm that",
+    "disk": "the disk is nearly full",
+}
+"""Part to what it means for timers; details are for those who see every tenant."""
 
 _UNKNOWN: Final = Recent(0.0, 0.0, None, None)
 
@@ -36,12 +45,23 @@ class Figures:
     recent: Recent | None
     """Of the whole service; None for those who do not see all of it."""
     is_capped: bool = False
+    trouble: str = ""
+    """The parts that a person should look at; empty for those who see only some tenants."""
+
+    @property
+    def tone(self) -> str:
+        """How the sentence sounds: good, warn or bad."""
+        if not self.is_well:
+            return "bad"
+        return "warn" if self.trouble or self.oldest_overdue_s > OVERDUE_S else "good"
 
     def texts(self) -> dict[str, str]:
         """Return each figure as it is shown."""
         recent = self.recent or _UNKNOWN
         return {
             "sentence": self.sentence,
+            "tone": self.tone,
+            "trouble": self.trouble,
             "pending": self._count(self.pending),
             "overdue": self._count(self.overdue),
             "oldestOverdue": span(self.oldest_overdue_s) if self.oldest_overdue_s else "–",
@@ -71,12 +91,14 @@ class FiguresDesk:
         timers: Timers,
         insight: TimerInsight,
         health: Callable[[], Health],
+        since: Callable[[], Mapping[str, datetime]],
         now: Callable[[], datetime],
         elapsed_s: Callable[[], float],
     ) -> None:
         self._timers = timers
         self._insight = insight
         self._health = health
+        self._since = since
         self._now = now
         self._elapsed_s = elapsed_s
         self._figures: dict[Tenants, tuple[float, Figures]] = {}
@@ -108,13 +130,15 @@ class FiguresDesk:
 
     async def _of_all(self) -> Figures:
         status, health = await self._timers.status(), self._health()
+        trouble = ", ".join(health.trouble)
         return Figures(
-            sentence=_sentence(health, status.overdue),
+            sentence=self._sentence(health, status.overdue, status.oldest_overdue_s, trouble),
             is_well=not health.problems and health.stuck is None,
             pending=status.pending,
             overdue=status.overdue,
             oldest_overdue_s=status.oldest_overdue_s,
             recent=status.recent,
+            trouble=trouble,
         )
 
     async def _of_some(self, tenants: frozenset[TenantId]) -> Figures:
@@ -122,29 +146,40 @@ class FiguresDesk:
         overdue = await self._insight.count(TimerFilter(tenants, until=now), MAX_COUNTED)
         oldest = (await self._insight.page(TimerFilter(tenants, until=now), 1)).timers
         since = oldest[0].due_at if oldest else None
+        oldest_s = 0.0 if since is None else (now - since).total_seconds()
         return Figures(
-            sentence=_sentence(health, overdue),
+            sentence=self._sentence(health, overdue, oldest_s),
             is_well=not health.problems and health.stuck is None,
             pending=await self._insight.count(TimerFilter(tenants), MAX_COUNTED),
             overdue=overdue,
-            oldest_overdue_s=0.0 if since is None else (now - since).total_seconds(),
+            oldest_overdue_s=oldest_s,
             recent=None,
             is_capped=True,
         )
+
+    def _sentence(self, health: Health, overdue: int, oldest_s: float, trouble: str = "") -> str:
+        """Return how the service is, in one sentence."""
+        if health.stuck is not None:
+            return f"The worker is stuck: it {health.stuck}. Restart the service."
+        if health.problems:
+            return "Timers wait: " + "; ".join(map(self._waiting, health.problems)) + "."
+        told = "nothing is overdue"
+        if overdue:
+            are, their = ("is", "its") if overdue == 1 else ("are", "their")
+            told = f"{count_text(overdue, 'timer')} {are} due and on {their} way"
+        if oldest_s > OVERDUE_S:
+            told += f", the oldest for {span(oldest_s)}"
+        if trouble:
+            return f"Timers fire; {told}. Worth a look: {trouble}."
+        return f"All parts work; {told}." if overdue else f"All is well: {told}."
+
+    def _waiting(self, part: str) -> str:
+        if part in {"broker", "store"}:
+            return outage_text(part, self._since().get(part), self._now())
+        return _WAITING.get(part, f"{part} is in trouble")
 
 
 def _keep(cache: dict[Tenants, Any], key: Tenants, value: Any) -> None:
     if len(cache) >= MAX_CACHED:
         cache.clear()
     cache[key] = value
-
-
-def _sentence(health: Health, overdue: int) -> str:
-    if health.stuck is not None:
-        return f"The worker is stuck: it {health.stuck}. Restart the service."
-    if health.problems:
-        return "Timers wait: " + "; ".join(f"{part}: {text}" for part, text in health.problems.items())
-    if overdue:
-        are, their = ("is", "its") if overdue == 1 else ("are", "their")
-        return f"All parts work; {count_text(overdue, 'timer')} {are} due and on {their} way."
-    return "All is well: nothing is overdue."

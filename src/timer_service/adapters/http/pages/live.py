@@ -99,7 +99,7 @@ class Live:
         try:
             return (await self._desk.figures(tenants)).texts()
         except TransientError as error:
-            return {"sentence": f"The store does not answer: {error.public}."}
+            return {"sentence": f"The store does not answer: {error.public}.", "tone": "bad"}
 
     async def _sample(self) -> None:
         while True:

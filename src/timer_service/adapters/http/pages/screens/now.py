@@ -55,7 +55,8 @@ class NowScreen:
         recent = [sample.recent for sample in history if sample.recent is not None]
         model: dict[str, Any] = {
             "is_well": figures.is_well,
-            "problems": [*_problems(health)],
+            # What to do about them is for those who run the service: others are told in the sentence.
+            "problems": [*_problems(health)] if tenants is None else [],
             "refused": await self._refused_today(visit),
             "figures": figures.texts(),
             "has_rates": figures.recent is not None,
@@ -71,7 +72,8 @@ class NowScreen:
             "load": [] if due is None else _minutes(due),
             "stream": address("live"),
         }
-        return Screen("now.html", model, "Now", "timer-service status")
+        refresh = {"refresh": "1"} if due is None else {}
+        return Screen("now.html", model, "Now", "timer-service status", headers=refresh)
 
     async def _refused_today(self, visit: Visit) -> dict[str, Any] | None:
         """Return what was refused since midnight of the zone that is shown; None if that is not known."""

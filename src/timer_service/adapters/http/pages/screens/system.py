@@ -19,6 +19,8 @@ class SystemScreen:
         settings: Mapping[str, str],
         store: str,
         held_step_s: Callable[[], float],
+        *,
+        has_broker: bool,
         broker: BrokerDesk,
         auditor: Auditor,
     ) -> None:
@@ -27,6 +29,7 @@ class SystemScreen:
         self._settings = settings
         self._store = store
         self._held_step_s = held_step_s
+        self._has_broker = has_broker
         self._broker = broker
         self._auditor = auditor
 
@@ -39,13 +42,17 @@ class SystemScreen:
             "store": self._store,
             "store_bytes": status.store_bytes,
             "broker": status.broker,
+            "has_broker": self._has_broker,
             "problems": health.problems,
             "warnings": health.warnings,
             "around": around,
             "held_step_s": self._held_step_s(),
             "settings": {name: value for name, value in self._settings.items() if value},
         }
-        return Screen("system.html", model, "System", "timer-service status")
+        # Others take a moment to answer; where nobody can, that is said.
+        is_asking = around.instances is None and not around.trouble
+        refresh = {"refresh": "1"} if is_asking else {}
+        return Screen("system.html", model, "System", "timer-service status", headers=refresh)
 
     async def accept_clock_step(self, visit: Visit) -> Redirect:
         """Follow the machine's clock again after a leap."""

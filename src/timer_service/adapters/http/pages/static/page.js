@@ -23,6 +23,13 @@ function tick() {
     const seconds = (Number(each.dataset.at) - now()) / 1000;
     each.textContent = seconds > 0 ? `in ${span(seconds)}` : `${span(seconds)} ago`;
   }
+  // A list that was true when it was written: say what has come due since, and move nothing.
+  for (const told of document.querySelectorAll("[data-newer]")) {
+    const rows = [...told.closest("section").querySelectorAll("[data-at]")].map((each) => Number(each.dataset.at));
+    const since = rows.filter((at) => at > Number(body.dataset.now) && at < now() - 1000).length;
+    told.textContent = since === 1 ? "One of these was due since." : `${since} of these were due since.`;
+    told.parentElement.hidden = !since;
+  }
 }
 if (!body.dataset.standing) setInterval(tick, 1000);
 
@@ -34,6 +41,7 @@ function write(frame) {
     for (const place of document.querySelectorAll(`[data-live="${CSS.escape(name)}"]`)) {
       if (place.textContent !== String(value)) place.textContent = String(value);
     }
+    for (const place of document.querySelectorAll(`[data-live-tone="${CSS.escape(name)}"]`)) place.className = `health ${value}`;
     for (const bar of document.querySelectorAll(`[data-live-value="${CSS.escape(name)}"]`)) bar.value = Number(value);
     // What the value decides is more than a text: the server writes it.
     if (document.querySelector(`[data-reload="${CSS.escape(name)}"]:not([data-was="${CSS.escape(value)}"])`)) location.reload();

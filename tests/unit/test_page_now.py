@@ -1,0 +1,115 @@
+"""Now: what somebody who was called out of bed reads first."""
+
+import re
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.support.explanations import MemoryLetterBox
+from tests.support.pages import ALL, Pages
+from tests.support.timers import ACME, at, schedule
+from timer_service.adapters.http.pages.figures import OVERDUE_S, FiguresDesk
+from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
+from timer_service.domain.errors import BusUnavailable
+from timer_service.domain.messages import TenantId
+from timer_service.ports.health import Health
+
+SECRET = "nats://10.0.0.7:4222 refuses: TimeoutError"
+
+
+async def told(
+    health: Health, since: dict[str, datetime], tenants: frozenset[TenantId] | None = None, overdue_s: int = 0
+) -> tuple[str, str]:
+    """Return the sentence and how it sounds."""
+    pages = await Pages(health=health).open()
+    await pages.have(schedule("a", -overdue_s if overdue_s else 60))
+    parts = pages.parts
+    insight = parts.opened.store.insight
+    desk = FiguresDesk(parts.timers, insight, parts.health, lambda: since, parts.clock.now, lambda: 0.0)
+    texts = (await desk.figures(tenants)).texts()
+    return texts["sentence"], texts["tone"]
+
+
+@pytest.mark.parametrize("tenants", [None, frozenset({ACME})], ids=["all", "one"])
+@pytest.mark.parametrize(
+    ("health", "overdue_s", "sentence", "tone"),
+    [
+        (Health(None, {}), 0, "All is well: nothing is overdue.", "good"),
+        (Health(None, {}), 1, "All parts work; 1 timer is due and on its way.", "good"),
+        (
+            Health(None, {}),
+            41,
+            "All parts work; 1 timer is due and on its way, the oldest for 41 s.",
+            "warn",
+        ),
+        (
+            Health(None, {"broker": SECRET}),
+            41,
+            "Timers wait: the broker has been away since 11:59:11 UTC.",
+            "bad",
+        ),
+        (Health(None, {"store": SECRET}), 0, "Timers wait: the store takes no change.", "bad"),
+        (
+            Health(None, {"disk": SECRET, "new part": SECRET}),
+            0,
+            "Timers wait: the disk is nearly full; new part is in trouble.",
+            "bad",
+        ),
+        (
+            Health("has not polled for 31 s", {}),
+            0,
+            "The worker is stuck: it has not polled for 31 s. Restart the service.",
+            "bad",
+        ),
+    ],
+)
+async def test_the_health_is_one_sentence_that_gives_no_details_away(
+    health: Health, overdue_s: int, sentence: str, tone: str, tenants: frozenset[TenantId] | None
+) -> None:
+    assert await told(health, {"broker": at(-49)}, tenants, overdue_s) == (sentence, tone)
+
+
+async def test_all_is_not_well_while_something_is_worth_a_look() -> None:
+    warned = Health(None, {}, {"command stream": "its discard rule drops commands"})
+
+    assert await told(warned, {}) == (
+        "Timers fire; nothing is overdue. Worth a look: command stream.",
+        "warn",
+    )
+    assert await told(warned, {}, frozenset({ACME})) == ("All is well: nothing is overdue.", "good")
+    assert OVERDUE_S > 1  # What is due in this moment is not late.
+
+
+async def test_what_to_do_is_told_to_those_who_run_the_service() -> None:
+    pages = await Pages(
+        {"page_host": "192.0.2.1", "page_key": "k" * 40}, health=Health(None, {"broker": SECRET})
+    ).open()
+    keys = [
+        await pages.add_key(f"tmr_{n}_x", whose, *SCOPES_OF[Role.VIEWER])
+        for n, whose in enumerate((ALL, ACME))
+    ]
+
+    everything, some = [(await pages.get(authorization=key)).body.decode() for key in keys]
+
+    assert (SECRET in everything, "What to look at" in everything) == (True, True)
+    assert (SECRET in some, "What to look at" in some) == (False, False)
+    assert 'class="health bad"' in some
+
+
+async def test_a_figure_that_is_not_known_keeps_its_place() -> None:
+    silent = await Pages(letters=MemoryLetterBox(error=BusUnavailable("not connected"))).open()
+
+    page = (await silent.get()).body.decode()
+
+    [figure] = re.findall(r"<h2>Refused today</h2>(.*?)</div>", page)
+    assert figure.startswith("<p>–</p>")
+
+
+async def test_a_chart_that_is_still_counted_is_asked_for_again() -> None:
+    pages: Any = await Pages().open()
+
+    nobody_counts = await pages.get()
+
+    assert nobody_counts.headers["refresh"] == "1"
+    assert "being counted" in nobody_counts.body.decode()
