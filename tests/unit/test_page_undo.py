@@ -49,7 +49,7 @@ async def test_a_job_is_undone_with_preview_and_count(query: str, left: dict[str
     undo = await started(pages, agreed(shown))
 
     assert (shown["count"], shown["undoes"], len(shown["sample"])) == (MANY, job["job"]["number"], 20)
-    newest = [format_time(at(60 + n)) for n in reversed(range(MANY - 20, MANY))]
+    newest = [format_time(at(60 + n)) for n in range(MANY - 20, MANY)]
     assert [each["becomesDueAt"] for each in shown["sample"]] == newest
     assert looked_at == left
     assert undo["job"]["subject"] == f"job {job['job']['number']}"

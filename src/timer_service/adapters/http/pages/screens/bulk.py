@@ -186,6 +186,7 @@ class BulkScreens:
     async def _look(self, visit: Visit, plan: Plan) -> Found:
         if plan.undoes is not None:
             wish, timers = await self._undone(Wish(Deed.UNDO), plan.undoes, SAMPLE)
+            timers = sorted(timers, key=lambda timer: timer.due_at or visit.now)
             return Found(await self._past.changed_by(plan.undoes), timers, wish)
         if plan.picked:
             timers = await self._picked(visit, plan)

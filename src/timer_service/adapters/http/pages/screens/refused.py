@@ -1,11 +1,21 @@
 """Refused: what was not accepted or not delivered, why, and how to repair it."""
 
+import shlex
+from collections.abc import Mapping
 from typing import Any, Final
 
 from timer_service.adapters.http.pages import letters as reading
 from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.letter_desk import LetterDesk, command_view, letter_view
-from timer_service.adapters.http.pages.visit import Download, PageError, Redirect, Screen, Visit, address
+from timer_service.adapters.http.pages.visit import (
+    Download,
+    PageError,
+    Redirect,
+    Screen,
+    Visit,
+    address,
+    by_curl,
+)
 from timer_service.deliveries import Deliveries
 from timer_service.domain.delivery import DeliveryState
 from timer_service.domain.errors import CommandRefused
@@ -45,8 +55,7 @@ class RefusedScreens:
             "older": found.older,
             "failed": await self._failed(visit),
         }
-        command = "timer-service deadletters list" + (f" --tenant {tenant}" if tenant else "")
-        return Screen("refused.html", model, "Refused", command)
+        return Screen("refused.html", model, "Refused", _command(visit.query))
 
     async def letter(self, visit: Visit) -> Screen:
         """Show one letter, with the broken rule marked and a form to repair it."""
@@ -118,6 +127,16 @@ class RefusedScreens:
         }
         line = f"timer-service deadletters show {letter.number}"
         return Screen("letter.html", model, f"Letter {letter.number}", line)
+
+
+def _command(query: Mapping[str, str]) -> str:
+    """Return the command that lists the same; where the command line knows no such filter, the request."""
+    chosen = {name: query[name] for name in ("tenant", "reason", "field", "before") if query.get(name)}
+    if chosen.keys() - {"tenant"}:
+        return by_curl("refused", **chosen)
+    whose = ["--tenant", chosen["tenant"]] if chosen else []
+    words = ["timer-service", "deadletters", "list", *whose, "--since", "30d", "--limit", str(SHOWN_LETTERS)]
+    return shlex.join(words)
 
 
 def _group_view(group: reading.Group) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Timers: lists over tenants, page by page, and ways to one timer."""
 
 import shlex
+from collections.abc import Mapping
 from typing import Final
 
 from timer_client import wire
@@ -60,7 +61,8 @@ class TimersScreen:
             "next": page.after and address("timers", **chosen, after=write_place(page.after)),
             "first": address("timers", **chosen) if after or before else None,
         }
-        return Screen("timers.html", model, "Timers", _command(wanted))
+        place = {name: values.get(name) for name in ("after", "before")}
+        return Screen("timers.html", model, "Timers", _command(wanted, chosen, place))
 
     async def find(self, visit: Visit) -> Screen | Redirect:
         """Go to the timer of an id, or show what there is."""
@@ -96,10 +98,14 @@ def _in_state(chosen: dict[str, str], state: TimerState) -> str:
     return address("timers", **{**chosen, "state": state.value})
 
 
-def _command(wanted: TimerFilter) -> str:
-    """Return the command for the same list; there is one for each tenant only."""
-    if wanted.tenants is None or len(wanted.tenants) != 1:
-        return "timer-service list --tenant TENANT --state " + wanted.state.value
+def _command(wanted: TimerFilter, chosen: Mapping[str, str], place: Mapping[str, str | None]) -> str:
+    """Return the command for the same list; where the command line has none, the request.
+
+    It lists one tenant's timers, by due time and from the first one on.
+    """
+    is_listed = wanted.tenants is not None and len(wanted.tenants) == 1 and not wanted.by_end
+    if wanted.tenants is None or not is_listed or any(place.values()):
+        return by_curl("timers", **chosen, **place)
     words = ["timer-service", "list", "--tenant", *wanted.tenants, "--state", wanted.state.value]
     if wanted.correlation_id is not None:
         words += ["--correlation-id", wanted.correlation_id]
