@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from tests.support.explanations import MemoryLetterBox
 from tests.support.pages import ALL, FORM, Pages
 from tests.support.timers import ACME, GLOBEX, call, schedule
+from tests.unit.test_page_refused import letter, message
 from timer_service.adapters.http.pages import app as pages_app
 from timer_service.adapters.http.pages.people import IDLE, LOGINS_PER_MINUTE, SESSION
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
 from timer_service.config import load_settings
 from timer_service.domain.errors import InvalidConfiguration
 from timer_service.page import page
+from timer_service.ports.health import Health
 
 PAGE_KEY = "k" * 40
 FOLDER = Path(pages_app.__file__).parent
@@ -74,6 +77,40 @@ async def test_what_is_of_another_tenant_is_nowhere_to_be_seen(closed: Pages) ->
 
     assert [reply.status for reply in [*named, none, *acted]] == [404] * 6
     assert closed.site.store.timers[GLOBEX, call("b")].generation == 1
+
+
+async def test_no_screen_tells_one_tenant_of_another() -> None:
+    box = MemoryLetterBox(letter(1), letter(2, body=message("order-2", tenant="globex"), tenant_id=GLOBEX))
+    pages = await Pages({"page_host": "192.0.2.1", "page_key": PAGE_KEY}, is_dev=True, letters=box).open()
+    pages.health = Health(None, {"broker": "nats://globex.example refuses"}, {"odd": "of globex"})
+    await pages.have(*(schedule(name, tenant=tenant) for tenant in (ACME, GLOBEX) for name in ("a", "b")))
+    root = f"Bearer {PAGE_KEY}"
+    await pages.post("cancel", {"tenant": "globex", "id": "b"}, authorization=root)
+    job = {"action": "move", "by": "1h", "tenant": "globex", "count": "1", "reason": "globex asked for it"}
+    async with pages.bulk.running():
+        started = await pages.post("bulk-start", job, authorization=root)
+    seen = await pages.get("activity", authorization=root)
+    key = await pages.add_key("tmr_ann_x", ACME, *SCOPES_OF[Role.ADMIN])
+    queries = (
+        *("", "?state=Cancelled", "?state=Reached", "?id=b", "?n=1", "?n=2", "?action=undo&job=2"),
+        *("?reason=invalid&field=payload.dueAt", "?span=month", "?correlation=x", "?after=a&before=9"),
+    )
+
+    replies = [
+        (path, query, await pages.get(path + query, authorization=key))
+        for method, path in pages.app.routes
+        if method == "GET" and path != "live"
+        for query in (*queries, started.headers["location"].removeprefix("job"))
+    ]
+
+    assert b"globex" in seen.body
+    assert {(path, query) for path, query, reply in replies if b"globex" in reply.body} == set()
+    assert {path for path, _, reply in replies if reply.status == 200} >= {
+        "",
+        "timers",
+        "refused",
+        "activity",
+    }
 
 
 async def test_a_page_on_loopback_is_open_and_one_that_others_reach_is_not() -> None:
