@@ -9,11 +9,14 @@ import pytest
 from tests.support.explanations import MemoryLetterBox
 from tests.support.pages import ALL, Pages
 from tests.support.timers import ACME, at, schedule
-from timer_service.adapters.http.pages.figures import OVERDUE_S, FiguresDesk
+from timer_service.adapters.http.pages.figures import OVERDUE_S, Figures, FiguresDesk
+from timer_service.adapters.http.pages.live import Live
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
+from timer_service.config import Settings
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
-from timer_service.ports.health import Health
+from timer_service.page import build_page
+from timer_service.ports.health import Health, Recent
 
 SECRET = "nats://10.0.0.7:4222 refuses: TimeoutError"
 
@@ -113,3 +116,29 @@ async def test_a_chart_that_is_still_counted_is_asked_for_again() -> None:
 
     assert nobody_counts.headers["refresh"] == "1"
     assert "being counted" in nobody_counts.body.decode()
+
+
+async def test_a_minute_in_which_nothing_fired_is_a_gap_in_the_line() -> None:
+    pages = await Pages().open()
+    live = Live(
+        FiguresDesk(
+            pages.parts.timers,
+            pages.parts.opened.store.insight,
+            pages.parts.health,
+            dict,
+            pages.parts.clock.now,
+            lambda: 0.0,
+        ),
+        lambda: 0.5,
+    )
+    for late_s in (0.2, 0.1, None, 0.2, None):
+        recent = Recent(1.0, 1.0, late_s, late_s)
+        live.history.append(
+            Figures("", is_well=True, pending=1, overdue=0, oldest_overdue_s=0, recent=recent)
+        )
+    pages.app = build_page(Settings(page_port=8070), pages.parts, live=live)
+
+    page = (await pages.get()).body.decode()
+
+    [line] = re.findall(r'aria-label="Lateness, p50 over the last hour">\s*<path d="([^"]*)"', page)
+    assert line == "M0.0,2.0h0L30.0,14.0M90.0,2.0h0"
