@@ -100,6 +100,28 @@ async def test_every_action_is_noted_with_what_was_there_before() -> None:
     ]
 
 
+async def test_callbacks_that_are_sent_again_together_are_one_action_of_a_receiver() -> None:
+    pages = await Pages().open()
+    for name in ("one", "two"):
+        await ask(pages.site.store, name)
+    await fire(pages.site.store)
+    for name in ("one", "two"):
+        await attempt(pages.site.store, Answered(410), name)
+    [group] = (await pages.get("refused?format=json")).json["failed"]
+
+    await pages.post("refused-retry", {"tenant": "acme", "origin": group["origin"]})
+
+    [noted] = (await pages.get("activity?format=json")).json["actions"]
+    assert (noted["subject"], noted["before"], noted["outcome"]) == (
+        f"callbacks to {group['origin']}",
+        "2 callbacks Failed",
+        "2 retried",
+    )
+    # It is about no single timer, so it leads to none.
+    assert 'href="timer?' not in (await pages.get("activity")).body.decode()
+    assert (await pages.get("refused?format=json")).json["failed"] == []
+
+
 async def test_an_action_stands_although_it_cannot_be_noted() -> None:
     async with open_site() as site:
         await site.ask("PUT", "/v1/timers/order-1", {"dueAt": "2026-01-01T12:02:00Z"})

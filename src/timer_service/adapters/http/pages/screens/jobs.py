@@ -129,8 +129,9 @@ class JobScreens:
         if job is None or job.ending is not None:
             raise PageError(409, "This instance does not run this job (any more): there is nothing to stop.")
         job.stop.set()
+        subject = f"job {began.number}"
         await self._auditor.note(
-            visit.user, "stop", "stopping", tenant=began.tenant_id, subject=f"job {began.number}"
+            visit.user, "stop", "stopping", tenant=began.tenant_id, subject=subject, was=RUNNING
         )
         return Redirect(address("job", n=began.number, done="stopping", format=visit.query.get("format")))
 

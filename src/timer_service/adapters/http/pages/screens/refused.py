@@ -19,6 +19,7 @@ from timer_service.adapters.http.pages.visit import (
 from timer_service.deliveries import Deliveries
 from timer_service.domain.delivery import DeliveryState
 from timer_service.domain.errors import CommandRefused
+from timer_service.domain.spoken import count_text
 from timer_service.ports.delivery_store import DeliveryQuery
 from timer_service.ports.letter_box import Letter
 from timer_service.ports.timer_insight import TimerInsight
@@ -94,7 +95,12 @@ class RefusedScreens:
         query = DeliveryQuery(tenant, DeliveryState.FAILED, visit.field("origin") or None, limit=MAX_FAILED)
         count = await self._deliveries.retry_all(query)
         await self._auditor.note(
-            visit.user, "retry failed", f"{count} retried", tenant=tenant, reason=visit.field("origin")
+            visit.user,
+            "retry failed",
+            f"{count} retried",
+            tenant=tenant,
+            subject=f"callbacks to {visit.field('origin') or 'all receivers'}",
+            was=f"{count_text(count, 'callback')} Failed",
         )
         return Redirect(address("refused", tenant=tenant, done="retried"))
 
