@@ -164,7 +164,7 @@ async def test_undo_a_job(script: bool, browser: Browser, site: Site) -> None:
         await page.get_by_role("link", name="Undo this job").click()
         await expect(page.locator(".health")).to_contain_text("2 timers were changed by job")
         await page.get_by_label("Reason").fill("it was one")
-        await page.get_by_role("button", name="Schedule as before: 2 timers").click()
+        await page.get_by_role("button", name="Restore 2 timers").click()
         await _ended(page, script=script)
     found = [await timers.get(name) for name in ("a", "b")]
     assert [(each.state, each.due_at) for each in found if each] == [("Scheduled", due_at)] * 2
