@@ -31,11 +31,31 @@ IN_SQL = (
 LOOKS_LIKE_SQL = re.compile(r"\b(SELECT|UPDATE|DELETE|INSERT)\b")
 
 
+Change = tuple[int, int, int, str, str]
+"""The line, where the changed characters start and end in the file, in bytes; what they were and become."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The statement in which something stands."""
+
+    scope: str
+    """The names of the class and the function around it."""
+    is_run_at_import: bool
+    lines: range
+    """Whoever runs any of these runs it."""
+    start: int
+    """In bytes."""
+    text: str
+    """Its first line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """One change of one module."""
 
     path: Path
+    place: Place
     line: int
     start: int
     """Where the changed characters are in the file, in bytes, and where they end."""
@@ -45,8 +65,9 @@ class Mistake:
 
     @property
     def name(self) -> str:
-        """What it is known by: the line's number may change."""
-        return f"{self.path}: {self.before!r} becomes {self.after!r}"
+        """What it is known by: no other mistake has this name, and the lines above it do not matter."""
+        where = f"{self.path}: {self.place.scope}: {self.place.text}"
+        return f"{where} ({self.start - self.place.start}): {self.before!r} becomes {self.after!r}"
 
     def made_in(self, source: bytes) -> bytes:
         """Return the source with the mistake in it."""
@@ -55,19 +76,42 @@ class Mistake:
 
 def mistakes(path: Path, source: bytes) -> Iterator[Mistake]:
     """Yield what can be done wrong in a module, in the order of its lines."""
-    text = _Text(path, source)
+    text = _Text(source)
     tree = ast.parse(source)
-    left_out = _annotations_and_docstrings(tree)
-    for node in ast.walk(tree):
+    left_out = _without_effect(tree)
+    for place, node in _nodes(text, tree, "", is_run_at_import=True):
         if id(node) not in left_out:
-            yield from _of_node(text, node)
+            for change in _of_node(text, node):
+                yield Mistake(path, place, *change)
+
+
+def _nodes(
+    text: "_Text", parent: ast.AST, scope: str, *, is_run_at_import: bool
+) -> Iterator[tuple[Place, ast.AST]]:
+    """Yield all that is inside a node, statement by statement."""
+    for child in ast.iter_child_nodes(parent):
+        inner, at_import = scope, is_run_at_import
+        if isinstance(child, ast.stmt):
+            for node in _own(child):
+                yield text.place(child, node, scope, is_run_at_import=is_run_at_import), node
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{scope}.{child.name}".strip(".")
+            at_import = is_run_at_import and isinstance(child, ast.ClassDef)
+        yield from _nodes(text, child, inner, is_run_at_import=at_import)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and what it holds, without the statements inside it."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt):
+            yield from _own(child)
 
 
 class _Text:
     """A module's bytes, by line and column as the parser tells them."""
 
-    def __init__(self, path: Path, source: bytes) -> None:
-        self.path = path
+    def __init__(self, source: bytes) -> None:
         self._source = source
         self._lines = [0]
         for line in source.splitlines(keepends=True):
@@ -81,27 +125,35 @@ class _Text:
         assert node.end_col_offset is not None
         return self._lines[node.end_lineno - 1] + node.end_col_offset
 
-    def change(self, line: int, start: int, end: int, after: str) -> Mistake:
-        return Mistake(self.path, line, start, end, self._source[start:end].decode(), after)
+    def place(self, statement: ast.stmt, node: ast.AST, scope: str, *, is_run_at_import: bool) -> Place:
+        # Of a statement that holds others, only its head is surely run.
+        part = node if hasattr(statement, "body") and isinstance(node, ast.expr) else statement
+        lines = range(part.lineno, (part.end_lineno or part.lineno) + 1)
+        start = self.start(statement)
+        text = self._source[start:].split(b"\n", 1)[0].decode()
+        return Place(scope, is_run_at_import, lines, start, text)
 
-    def whole(self, node: ast.expr | ast.stmt, after: str) -> Mistake:
+    def change(self, line: int, start: int, end: int, after: str) -> Change:
+        return line, start, end, self._source[start:end].decode(), after
+
+    def whole(self, node: ast.expr | ast.stmt, after: str) -> Change:
         return self.change(node.lineno, self.start(node), self.end(node), after)
 
     def between(
         self, one: ast.expr, other: ast.expr, pattern: str | re.Pattern[str], after: str
-    ) -> Iterator[Mistake]:
+    ) -> Iterator[Change]:
         start, end = self.end(one), self.start(other)
         if found := re.search(pattern, self._source[start:end].decode()):
             yield self.change(one.end_lineno or one.lineno, start + found.start(), start + found.end(), after)
 
-    def inside(self, node: ast.expr, before: str, after: str) -> Iterator[Mistake]:
+    def inside(self, node: ast.expr, before: str, after: str) -> Iterator[Change]:
         start = self.start(node)
         found = self._source[start : self.end(node)].find(before.encode())
         if found >= 0:
             yield self.change(node.lineno, start + found, start + found + len(before), after)
 
 
-def _of_node(text: _Text, node: ast.AST) -> Iterator[Mistake]:
+def _of_node(text: _Text, node: ast.AST) -> Iterator[Change]:
     match node:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARED:
             yield from text.between(left, right, OPERATOR, COMPARED[type(op)])
@@ -132,8 +184,11 @@ def _of_node(text: _Text, node: ast.AST) -> Iterator[Mistake]:
             yield text.whole(node, "pass")
 
 
-def _annotations_and_docstrings(tree: ast.Module) -> set[int]:
-    """Return the nodes that change nothing of what a program does."""
+def _without_effect(tree: ast.Module) -> set[int]:
+    """Return the nodes that change nothing of what a program does: annotations, docstrings, promises.
+
+    That a class is frozen or has slots stops whoever writes the program, not whoever uses it.
+    """
     left_out: set[int] = set()
     for node in ast.walk(tree):
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
@@ -141,4 +196,6 @@ def _annotations_and_docstrings(tree: ast.Module) -> set[int]:
                 left_out.update(id(part) for part in ast.walk(annotation))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             left_out.add(id(node.value))
+        if isinstance(node, ast.ClassDef):
+            left_out.update(id(part) for decorator in node.decorator_list for part in ast.walk(decorator))
     return left_out

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import modules
+from tests.mutation.__main__ import modules, sample
+from tests.mutation.bench import Bench
 from tests.mutation.mistakes import mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
         ("forget(a)", ["pass"]),
         ("x = 'SELECT a AND b <= c'", ["x = 'SELECT a AND b < c'", "x = 'SELECT a OR b <= c'"]),
         ("def f(a: 'int' = 1) -> 'int': pass", ["def f(a: 'int' = 2) -> 'int': pass"]),
+        ("@dataclass(frozen=True)\nclass A: a = 1", ["@dataclass(frozen=True)\nclass A: a = 2"]),
     ],
 )
 def test_a_mistake_is_a_small_change(line: str, wrong: list[str]) -> None:
@@ -38,3 +40,52 @@ def test_every_mistake_leaves_a_module_that_can_be_read() -> None:
 
     for mistake in mistakes(path, source):
         ast.parse(mistake.made_in(source))
+
+
+def test_a_seed_gives_the_same_mistakes_each_time_and_another_seed_others() -> None:
+    assert sample(20, seed=7) == sample(20, seed=7)
+    assert sample(20, seed=7) != sample(20, seed=8)
+
+
+def test_a_mistake_keeps_its_name_when_lines_are_added_above_it() -> None:
+    source = b"def f(a):\n    if a > 1:\n        return a + 1\n"
+
+    names = [mistake.name for mistake in mistakes(Path("module.py"), source)]
+
+    assert names == [mistake.name for mistake in mistakes(Path("module.py"), b"import os\n" + source)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_mistake_is_run_by_whoever_runs_its_statement() -> None:
+    source = b"LIMIT = (\n  1\n)\ndef f(a):\n  if (\n    a > LIMIT\n  ):\n    g(\n      3\n    )\n"
+
+    places = {m.before: m.place for m in mistakes(Path("module.py"), source)}
+
+    assert (places["1"].is_run_at_import, places["1"].lines) == (True, range(1, 4))
+    assert (places[">"].is_run_at_import, places[">"].lines) == (False, range(6, 7))
+    assert (places["3"].scope, places["3"].lines) == ("f", range(8, 11))
+
+
+def test_tests_notice_a_mistake_or_not_and_the_module_is_as_before(tmp_path: Path) -> None:
+    source = b"def is_due(due, now):\n    return due <= now\n"
+    project, copy = tmp_path / "project", tmp_path / "copy"
+    (project / "src").mkdir(parents=True)
+    (project / "src" / "clock.py").write_bytes(source)
+    (project / "tests").mkdir()
+    (project / "tests" / "test_sharp.py").write_text(
+        "import clock\ndef test_due(): assert clock.is_due(1, 1)\n"
+    )
+    (project / "tests" / "test_blunt.py").write_text(
+        "import clock\ndef test_due(): assert clock.is_due(0, 1)\n"
+    )
+    copy.mkdir()
+    bench = Bench(copy, project)
+    [excluded] = [m for m in mistakes(Path("src/clock.py"), source) if m.after == "<"]
+
+    noticed = {
+        name: bench.notices(excluded, [f"tests/{name}.py"], takes_s=0)
+        for name in ("test_sharp", "test_blunt")
+    }
+
+    assert noticed == {"test_sharp": True, "test_blunt": False}
+    assert (copy / "src" / "clock.py").read_bytes() == (project / "src" / "clock.py").read_bytes() == source
