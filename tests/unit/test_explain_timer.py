@@ -243,6 +243,12 @@ TABLE: dict[str, tuple[Timer | None, dict[str, Any], Cause, str]] = {
         Cause.REFUSED,
         "No such timer; letter 812 names this id: dueAt has no zone.",
     ),
+    "refused twice": (
+        None,
+        {"letters": LettersFound((letter(9, "dueAt has no zone."), letter(4, "?")), 5)},
+        Cause.REFUSED,
+        "No such timer; letter 9 names this id (so does 1 older one): dueAt has no zone.",
+    ),
     "refused again and again": (
         None,
         {"letters": LettersFound((letter(9, "dueAt has no zone."), letter(4, "?"), letter(2, "?")), 5)},

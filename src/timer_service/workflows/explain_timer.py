@@ -55,7 +55,9 @@ def _absent(facts: Facts) -> _Found:
     letters = facts.letters.letters if facts.letters is not None else ()
     if letters:
         newest = letters[0]
-        others = f" (so do {count_text(len(letters) - 1, 'older one')})" if letters[1:] else ""
+        older = len(letters) - 1
+        do = "does" if older == 1 else "do"
+        others = f" (so {do} {count_text(older, 'older one')})" if older else ""
         return _Found(
             Cause.REFUSED, f"No such timer; letter {newest.number} names this id{others}: {newest.detail}"
         )
