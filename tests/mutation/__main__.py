@@ -32,8 +32,6 @@ MUTATED = (
     "client/src/timer_client/wire",
 )
 TESTED_BY = ("tests/unit", "tests/contract", "tests/integration", "tests/simulation", "tests/fuzz")
-SLOWEST_FILE_S = 60.0
-"""Slower files are left out: what only they notice counts as noticed by nobody."""
 FIRST_FILES = 2
 """How many are run at first, then twice as many, and so on: most mistakes are noticed by the quickest."""
 
@@ -142,7 +140,7 @@ def _try(bench: Bench, mistake: Mistake, tested: Tested) -> str:
 
 
 def _is_noticed(bench: Bench, mistake: Mistake, tested: Tested) -> bool:
-    running = [(s, file) for s, file in tested.by(mistake) if s <= SLOWEST_FILE_S]
+    running = tested.by(mistake)
     count = FIRST_FILES
     while running:
         now, running = running[:count], running[count:]

@@ -127,6 +127,15 @@ def test_what_the_commands_have_passed_fires_also_once_older_timers_have_waited_
     assert desk.look(50, backlog(ACME, first=11, last=20), timer(1), timer(30)) == [1, 30]
 
 
+def test_what_the_commands_have_passed_fires_although_only_older_timers_have_waited_long_enough() -> None:
+    desk = Desk()
+    for half_s in range(2, 62):
+        assert desk.look(half_s / 2, backlog(ACME, last=half_s), timer(1), timer(14)) == []
+    assert desk.look(31, backlog(ACME, last=62), timer(1), timer(14)) == [1]
+
+    assert desk.look(31.2, backlog(ACME, last=63, oldest={ACME: 40}), timer(14)) == [14]
+
+
 def test_a_tenant_that_never_stops_sending_fires_what_was_due_when_older_commands_were_stored() -> None:
     desk = Desk()
     desk.look(5, backlog(ACME, last=10), timer(1), timer(5.5))
