@@ -100,4 +100,4 @@ def origin_of(url: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{host}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+    return f"{parts.scheme}://{host}:{parts.port or _PORTS[parts.scheme]}"
