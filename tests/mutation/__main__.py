@@ -2,8 +2,8 @@
 
 import argparse
 import functools
+import hashlib
 import json
-import random
 import signal
 import sys
 import tempfile
@@ -49,14 +49,17 @@ def modules() -> list[Path]:
 
 
 def sample(count: int, seed: int) -> list[Mistake]:
-    """Return mistakes by chance, always the same for a seed."""
-    every = _every()
-    return random.Random(seed).sample(every, min(count, len(every)))
+    """Return mistakes by chance: the same for a seed, also where something else was changed meanwhile."""
+    return sorted(_every(), key=lambda mistake: _drawn(f"{seed} {mistake.name}"))[:count]
 
 
 @functools.cache
 def _every() -> list[Mistake]:
     return [mistake for path in modules() for mistake in mistakes(path, (ROOT / path).read_bytes())]
+
+
+def _drawn(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 class Benches:

@@ -17,9 +17,9 @@ from tests.mutation.mistakes import Mistake
 from tests.mutation.watching import SECONDS
 
 ROOT = Path(__file__).parents[2]
-COPIED = (
-    *("src", "client", "tests", "migrations", "docs", "bench", "deploy", "examples"),
-    *("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "constraints.txt"),
+LEFT_OUT = (
+    *(".git", ".venv", ".*cache", ".hypothesis", ".coverage*"),
+    *("__pycache__", "node_modules", "build", "dist"),
 )
 PYTEST = (
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
@@ -39,11 +39,7 @@ class Bench:
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
-        for path in root.iterdir():
-            if path.name in COPIED and path.is_dir():
-                shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif path.name in COPIED:
-                shutil.copy(path, folder / path.name)
+        shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
         imported_from = [str(folder / "src"), str(folder / "client/src"), str(folder)]
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(imported_from)}
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
