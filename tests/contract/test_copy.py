@@ -206,7 +206,12 @@ async def test_an_unfinished_copy_of_another_store_is_refused(
     with pytest.raises(CriticalError, match="unfinished copy of"):
         await copy(sqlite, postgres)
 
-    assert (await copy(sqlite, postgres, restart=True)).timers == 107
+    # From now on it is one of the store that was copied last, also where that copy was interrupted.
+    with pytest.raises(Interrupted):
+        await copy(sqlite, postgres, restart=True, stop_after=40)
+    with pytest.raises(CriticalError, match="unfinished copy of"):
+        await copy(another, postgres)
+    assert (await copy(sqlite, postgres)).timers == 107
 
 
 async def test_a_source_that_changed_between_two_tries_is_noticed(sqlite: str, postgres: str) -> None:

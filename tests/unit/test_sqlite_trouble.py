@@ -53,6 +53,23 @@ async def test_where_nobody_may_ask_a_question_that_does_not_end_is_interrupted(
     assert [fake.interrupted.is_set() for fake in fakes].count(True) == 1
 
 
+async def test_where_nobody_may_ask_a_question_that_ends_soon_is_left_alone() -> None:
+    asked, fakes = new_questions(SqliteLimits(hold_timeout_s=60))
+    asking, end = asyncio.Event(), asyncio.Event()
+
+    async def short() -> None:
+        async with asked.asking(ACME):
+            asking.set()
+            await end.wait()
+
+    question = asyncio.ensure_future(short())
+    await asking.wait()
+    asyncio.get_running_loop().call_soon(end.set)
+    async with asyncio.timeout(60), asked.held_back():
+        assert not any(fake.interrupted.is_set() for fake in fakes)
+    await question
+
+
 async def _ask(asked: Questions, tenant_id: str) -> None:
     async with asked.asking(tenant_id):
         pass
