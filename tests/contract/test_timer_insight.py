@@ -98,6 +98,10 @@ async def test_a_glance_shows_what_each_tenant_has_to_come(store: Store) -> None
         Glance(ACME, 3, 3, 1, at(30)),
         Glance(TenantId("none"), 0, 0, 0, None),
     ]
+    # What is due at this very moment is not late, and what is due at the end comes after it.
+    assert list(await store.insight.glance([GLOBEX], at(120), at(180), 3)) == [
+        Glance(GLOBEX, 3, 1, 1, at(60))
+    ]
 
 
 async def test_timers_are_read_by_their_keys_as_far_as_there_are_any(store: Store) -> None:

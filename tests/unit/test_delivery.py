@@ -184,6 +184,14 @@ def test_an_error_is_one_bounded_line() -> None:
     assert len(describe(Unreachable(Trouble.DNS, "x" * 10_000))) == 500
 
 
+def test_by_default_ten_attempts_are_spread_over_45_hours_further_and_further_apart() -> None:
+    policy = RetryPolicy()
+
+    assert policy.max_attempts == 10
+    assert sum(policy.delays, timedelta()) == timedelta(hours=44, minutes=42, seconds=35)
+    assert list(policy.delays) == sorted(policy.delays)
+
+
 @pytest.mark.parametrize(
     ("url", "origin"),
     [
