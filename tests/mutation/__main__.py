@@ -50,11 +50,12 @@ def modules() -> list[Path]:
 
 def sample(count: int, seed: int) -> list[Mistake]:
     """Return mistakes by chance: the same for a seed, also where something else was changed meanwhile."""
-    return sorted(_every(), key=lambda mistake: _drawn(f"{seed} {mistake.name}"))[:count]
+    return sorted(every(), key=lambda mistake: _drawn(f"{seed} {mistake.name}"))[:count]
 
 
 @functools.cache
-def _every() -> list[Mistake]:
+def every() -> list[Mistake]:
+    """Return all mistakes that can be made."""
     return [mistake for path in modules() for mistake in mistakes(path, (ROOT / path).read_bytes())]
 
 

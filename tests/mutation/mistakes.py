@@ -2,8 +2,9 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 COMPARED = {
@@ -62,12 +63,15 @@ class Mistake:
     end: int
     before: str
     after: str
+    nth: int = 1
+    """Where a function has the same statement several times: which one."""
 
     @property
     def name(self) -> str:
         """What it is known by: no other mistake has this name, and the lines above it do not matter."""
-        where = f"{self.path}: {self.place.scope}: {self.place.text}"
-        return f"{where} ({self.start - self.place.start}): {self.before!r} becomes {self.after!r}"
+        where = f"{self.path}: {self.place.scope}: {self.place.text} ({self.start - self.place.start})"
+        nth = f", number {self.nth}" if self.nth > 1 else ""
+        return f"{where}: {self.before!r} becomes {self.after!r}{nth}"
 
     def made_in(self, source: bytes) -> bytes:
         """Return the source with the mistake in it."""
@@ -79,10 +83,16 @@ def mistakes(path: Path, source: bytes) -> Iterator[Mistake]:
     text = _Text(source)
     tree = ast.parse(source)
     left_out = _without_effect(tree)
+    made = set[Change]()
+    names = Counter[str]()
     for place, node in _nodes(text, tree, "", is_run_at_import=True):
-        if id(node) not in left_out:
-            for change in _of_node(text, node):
-                yield Mistake(path, place, *change)
+        for change in _of_node(text, node) if id(node) not in left_out else ():
+            # The text of an f-string is a node of its own, in the same place.
+            if change not in made:
+                made.add(change)
+                mistake = Mistake(path, place, *change)
+                names[mistake.name] += 1
+                yield replace(mistake, nth=names[mistake.name])
 
 
 def _nodes(

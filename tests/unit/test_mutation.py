@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import modules, sample
+from tests.mutation.__main__ import every, modules, sample
 from tests.mutation.bench import Bench
+from tests.mutation.explained import EXPLAINED
 from tests.mutation.mistakes import mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,16 @@ def test_a_mistake_keeps_its_name_when_lines_are_added_above_it() -> None:
 
     assert names == [mistake.name for mistake in mistakes(Path("module.py"), b"import os\n" + source)]
     assert len(set(names)) == len(names)
+
+
+def test_no_two_mistakes_have_the_same_name() -> None:
+    names = [mistake.name for mistake in every()]
+
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_explained_can_still_be_done_wrong() -> None:
+    assert EXPLAINED.keys() - {mistake.name for mistake in every()} == set()
 
 
 def test_a_mistake_is_run_by_whoever_runs_its_statement() -> None:
