@@ -3,9 +3,11 @@
 from datetime import datetime, timedelta
 
 from tests.support.timers import ACME, GLOBEX, at, call
+from timer_service.domain.cause import Cause
 from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.messages import TenantId
 from timer_service.ports.command_source import Backlog
+from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import HeldBack
 from timer_service.workflows.catch_up import (
     FIRST_PAUSE,
@@ -114,6 +116,16 @@ def test_everybody_waits_where_the_broker_cannot_list_who_does() -> None:
 
     assert desk.look(5, crowd, timer(1), timer(2, GLOBEX)) == []
     assert desk.look(6, Backlog("first", 11, 20, 0, None), timer(1), timer(2, GLOBEX)) == [1, 2]
+
+
+def test_what_due_timers_wait_for_is_told_by_tenant() -> None:
+    desk = Desk()
+    desk.look(5, backlog(ACME), timer(1))
+
+    assert desk.catch_up.obstacle(ACME) == Obstacle(Cause.WAITS_FOR_COMMANDS)
+    assert desk.catch_up.obstacle(GLOBEX) is None
+    desk.catch_up.unanswered(at(6))
+    assert desk.catch_up.obstacle(GLOBEX) == Obstacle(Cause.COMMANDS_SILENT)
 
 
 # Who never stops sending

@@ -207,6 +207,12 @@ TABLE: dict[str, tuple[Timer | None, dict[str, Any], Cause, str]] = {
         Cause.CALLBACK_RETRYING,
         "Fired 4 ms late; 3 attempts failed, the last with status 500; attempt 4 of 10 is in 5 min.",
     ),
+    "callback retried right now": (
+        fired(sink=Sink.HTTP),
+        with_callback(attempts=3, error="status 500", next_attempt_at=at(0)),
+        Cause.CALLBACK_RETRYING,
+        "Fired 4 ms late; 3 attempts failed, the last with status 500; the next is about to begin.",
+    ),
     "breaker": (
         fired(sink=Sink.HTTP),
         {**with_callback(attempts=3, error="status 500"), "receiver_back_at": at(15)},

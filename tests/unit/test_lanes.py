@@ -164,6 +164,23 @@ def test_a_receiver_that_is_gone_is_tried_by_one_request_when_its_time_comes() -
     assert lanes.open_breakers == 1
 
 
+def test_the_end_of_a_pause_finds_nobody_where_nothing_waits_any_more() -> None:
+    lanes = Lanes[int]()
+    for n in range(50):
+        lanes.offer(n, lane("acme"), 0.0)
+    while keys := lanes.take(0.0):
+        for key in keys:
+            lanes.done(key, DOWN, 0.0)
+            lanes.forget(key)
+    lanes.outdate(lane("acme"))
+    lanes.has_no_more(lane("acme"))
+    lanes.has_no_more(lane("acme"))
+
+    assert lanes.take(FIRST_PAUSE_S) == []
+    lanes.offer(99, lane("acme"), FIRST_PAUSE_S)
+    assert lanes.take(FIRST_PAUSE_S) == [99]
+
+
 def test_what_was_not_sent_costs_nothing() -> None:
     lanes = Lanes[int]()
     lanes.offer(1, lane("acme"), 0.0)
