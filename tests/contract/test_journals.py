@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,6 +127,53 @@ async def test_a_name_that_is_used_twice_is_an_error_at_once(shop: Shop) -> None
         "FlowError: 'same' is used twice in one run: give key= in a loop",
     )
     assert shop.done == ["keyed 0", "keyed 1", "a"]
+
+
+async def test_a_name_stands_for_one_kind_of_step(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order", retry_delays=[])
+    async def order(run: Run, _: None) -> None:
+        if not shop.done:  # As if the function were changed while it sleeps.
+            await run.step("item", shop.do, "a")
+        else:
+            await run.sleep("item", NIGHT)
+        await run.sleep("night", NIGHT)
+
+    state, _, error = await _run(shop, flows)
+
+    assert (state, error) == (
+        RunState.FAILED,
+        "FlowError: 'item' was recorded as a step: give a sleep another name",
+    )
+
+
+async def test_a_step_is_whatever_can_be_called(shop: Shop) -> None:
+    class Doubled:
+        async def __call__(self, text: str) -> str:
+            return text * 2
+
+    flows = shop.flows()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> list[str]:
+        first = await run.step("first", partial(shop.do, "a"))
+        return [first, await run.step("second", Doubled(), "b")]
+
+    assert await _run(shop, flows) == (RunState.COMPLETED, ["a", "bb"], None)
+
+
+async def test_what_is_defined_wrongly_is_refused_at_once(shop: Shop) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> None:
+        pass
+
+    with pytest.raises(ValueError, match="flow 'order' version 1 is defined already"):
+        flows.flow("order")
+    with pytest.raises(ValueError, match="name must be 1 to 40 of"):
+        Flows(flows.timers, flows.journal, name="order service")
 
 
 async def test_results_are_found_by_name_whatever_the_order(shop: Shop) -> None:
@@ -519,6 +567,29 @@ async def test_a_start_is_part_of_the_callers_transaction(shop: Shop) -> None:
     assert await shop.effects() == ["order"]
     with pytest.raises(RunNotFound):
         await flows.get("rolled-back")
+
+
+async def test_in_a_transaction_on_sqlite_a_start_without_its_connection_is_refused_instead_of_hanging(
+    tmp_path: Path,
+) -> None:
+    async with JOURNALS["sqlite"](tmp_path) as connect, connect() as journal:
+        shop = Shop(journal)
+        await shop.prepare()
+        flows = shop.flows()
+
+        async def start(_: Any) -> None:
+            await flows.start("order", id="two")
+
+        @flows.flow("order", retry_delays=[])
+        async def order(run: Run, _: None) -> None:
+            await run.transaction("start", start)
+
+        state, _, error = await _run(shop, flows)
+
+    assert (state, str(error).partition(", ")[0]) == (
+        RunState.FAILED,
+        "StepFailed: start: FlowError: inside run.transaction",
+    )
 
 
 async def test_a_run_that_fails_is_tried_again_and_then_waits_for_somebody(shop: Shop) -> None:

@@ -21,6 +21,7 @@ from tests.support.timers import (
 )
 from timer_service.domain import timer as rules
 from timer_service.domain.due_timer import DueTimer
+from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import CancelTimer, Command, Position, ScheduleTimer, Trace
 from timer_service.domain.timer import Outcome, Timer, TimerState
 
@@ -308,6 +309,13 @@ def test_a_request_that_was_overtaken_changes_nothing_because_it_comes_again() -
     asked = schedule(due_s=90, number=5, correlation="request", trace="request")
 
     assert rules.decide(timer, asked, at(1)) == (timer, Outcome.SUPERSEDED)
+
+
+def test_a_request_about_a_version_of_a_timer_that_there_is_not_finds_nothing() -> None:
+    asked = replace(schedule("order-1"), expected=frozenset({"1"}))
+
+    with pytest.raises(TimerNotFound):
+        rules.decide(None, asked, at(0))
 
 
 def test_a_request_for_a_timer_that_is_due_changes_nothing_whatever_it_asks() -> None:
