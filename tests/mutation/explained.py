@@ -28,4 +28,8 @@ EXPLAINED: dict[str, str] = {
         'src/timer_service/adapters/postgres/pages.py: : _PAGES: Final = f""" (381): '
         "'LIMIT ' becomes 'LIMIT 1 + '"
     ): "one row more is read of each state and sink; the limit of the whole page cuts it off",
+    (
+        "src/timer_service/workflows/deliver_callbacks.py: WaitingList.take: "
+        "self.look_again()  # They are found again. (0): 'self.look_again()' becomes 'pass'"
+    ): "what could not be claimed makes its lanes outdated, and an outdated lane is asked for again anyway",
 }
