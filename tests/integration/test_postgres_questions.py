@@ -65,6 +65,19 @@ async def test_no_text_that_is_asked_for_is_critical(store: PostgresTimerStore, 
     assert await store.get(ACME, call("order-1")) == scheduled_timer("order-1", 60)
 
 
+async def test_a_table_that_is_gone_is_critical_where_timers_are_kept_and_not_for_whoever_asks(
+    url: str, store: PostgresTimerStore
+) -> None:
+    await execute(url, "ALTER TABLE timer_schedules RENAME TO lost")
+    try:
+        with pytest.raises(StoreBusy):
+            await store.get(ACME, call("order-1"))
+        with pytest.raises(StoreFailed, match="the table is gone; restore the database from a backup"):
+            await store.apply([schedule("order-1", 60)], at(0))
+    finally:
+        await execute(url, "ALTER TABLE lost RENAME TO timer_schedules")
+
+
 @pytest.mark.parametrize("text", ["a\0b", "\ud800"], ids=ascii)
 async def test_what_no_row_can_hold_is_refused(store: PostgresTimerStore, text: str) -> None:
     with pytest.raises(RequestRefused):
