@@ -143,6 +143,11 @@ async def test_what_is_written_is_written_safely(
     assert await value(store._writer.connection, f"PRAGMA {pragma}") == expected
 
 
+async def test_every_connection_has_a_cache_of_16_mib(store: SqliteTimerStore) -> None:
+    for connection in (store._writer.connection, store._reader):
+        assert await value(connection, "PRAGMA cache_size") == -16_384
+
+
 async def test_the_second_connection_waits_too_and_cannot_write(store: SqliteTimerStore) -> None:
     assert await value(store._reader, "PRAGMA busy_timeout") == BUSY_TIMEOUT_MS
     with pytest.raises(sqlite3.OperationalError, match="readonly"):

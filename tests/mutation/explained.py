@@ -6,10 +6,6 @@ EXPLAINED: dict[str, str] = {
         "'self._tenants.found_all(now_ms)' becomes 'pass'"
     ): "saves work: the next look under backlog visits tenants who have nothing due, and goes on",
     (
-        "src/timer_service/adapters/sqlite/connections.py: : CACHE_KIB: Final = 16_384 (19): "
-        "'16_384' becomes '16385'"
-    ): "a cache that is a kilobyte larger answers the same",
-    (
         "src/timer_service/adapters/sqlite/limits.py: : LOG_GROWTH_BYTES: Final = MAX_LOG_BYTES // 4 (43): "
         "'4' becomes '5'"
     ): "a log that cannot be emptied is tried 3 MB sooner; that it is tried is tested with other limits",
