@@ -212,6 +212,17 @@ def test_what_waits_in_an_outdated_lane_is_asked_for_again() -> None:
     assert lanes.take(0.2) == [9]
 
 
+def test_whoever_is_in_line_and_has_nothing_left_is_passed() -> None:
+    lanes = Lanes[int]()
+    lanes.offer(1, lane("acme"), 0.0)
+    lanes.outdate(lane("acme"))
+    lanes.has_no_more(lane("acme"))
+
+    assert lanes.take(0.0) == []
+    lanes.offer(2, lane("acme"), 0.0)
+    assert lanes.take(0.0) == [2]
+
+
 def test_an_attempt_stays_known_until_its_outcome_is_kept() -> None:
     lanes = Lanes[int]()
     lanes.offer(1, lane("acme"), 0.0)
