@@ -15,6 +15,20 @@ def taken(turns: Turns[str]) -> list[str]:
     return items
 
 
+def test_what_is_left_of_a_burst_is_told() -> None:
+    limit = RateLimit(10, burst=3)
+
+    left = [limit.left("acme", 0.0)]
+    for _ in range(4):
+        limit.wait_s("acme", 0.0)
+        left.append(limit.left("acme", 0.0))
+
+    assert left == [3, 2, 1, 0, 0]
+    assert limit.left("acme", 0.1) == 1
+    assert limit.left("globex", 0.0) == 3
+    assert RateLimit(0, burst=3).left("acme", 0.0) is None
+
+
 def test_a_burst_is_allowed_and_then_the_rate() -> None:
     limit = RateLimit(rate=10, burst=3)
 

@@ -45,7 +45,7 @@ class RateLimit:
         if not self._interval_s:
             return None
         ahead_s = max(self._paid_until.get(tenant, now_s) - now_s, 0.0)
-        return max(0, 1 + int((self._tolerance_s - ahead_s + _ROUNDING_S) / self._interval_s))
+        return max(0, 1 + int((self._tolerance_s - ahead_s + _ROUNDING_S) // self._interval_s))
 
     def charge(self, tenant: str, requests: int) -> None:
         """Let a request that was allowed count for `requests` more."""
