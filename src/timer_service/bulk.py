@@ -35,7 +35,7 @@ SHARE: Final = 4
 TRIES: Final = 5
 """For a timer that is just being fired, with TRY_AGAIN_S between them."""
 TRY_AGAIN_S: Final = 0.5
-READ: Final = 500
+READ: Final = 100
 """Timers that are read together."""
 GRACE_S: Final = 0.5
 """How long a service that stops waits for the batches under way."""

@@ -91,6 +91,7 @@ async def page(settings: Settings, parts: PageParts) -> AsyncIterator[None]:
     live, due = Live(_desk(parts), parts.chance), _due(parts)
     desk, broker = bulk_desk(parts), BrokerDesk(parts.broker, parts.elapsed_s)
     app = build_page(settings, parts, people, live, desk, due, broker)
+    app.load()
     # The streams end inside: a server that stops waits for what is open.
     async with (
         due.running(),

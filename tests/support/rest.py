@@ -80,6 +80,7 @@ class Site:
     woken: list[Any] = field(default_factory=list)
     failures: list[CriticalError] = field(default_factory=list)
     receive_timeout_s: float = 10.0
+    too_many_after_s: float = 0.0
 
     async def open(self) -> "Site":
         for tenant, text in KEYS.items():
@@ -129,6 +130,7 @@ class Site:
             burst=self.burst,
             receive_timeout_s=self.receive_timeout_s,
             max_body_bytes=2 * self.max_payload_bytes,
+            too_many_after_s=self.too_many_after_s,
         )
         return self
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from typing import ClassVar
 
 from tests.support.fakes import FragileStore
 from tests.support.patience import PATIENCE_S
@@ -33,6 +34,7 @@ from timer_service.ports.delivery_store import (
     Place,
     WaitingDelivery,
 )
+from timer_service.service.deliver import MAX_BEGUN, MAX_KEPT
 from timer_service.testing import ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
 
@@ -198,8 +200,9 @@ async def test_a_receiver_that_hangs_delays_no_event_and_nobody_else() -> None:
         assert tenants["quick"] == 1
         assert tenants["slow"] <= 4
         sender.go_on()
-        await pass_time(rig, 5)
-    assert len(sender.sent) == 301
+        async with asyncio.timeout(PATIENCE_S):
+            while len(sender.sent) < 301:
+                await pass_time(rig, 1)
 
 
 async def test_a_receiver_that_is_gone_costs_no_attempts_while_it_is_left_alone() -> None:
@@ -419,6 +422,67 @@ async def test_thousands_of_callbacks_of_one_receiver_are_all_sent_once() -> Non
 
     assert Counter(request.service_call_id for request in sender.sent).most_common(1)[0][1] == 1
     assert all(each.state is DeliveryState.DELIVERED for each in rig.store.deliveries.kept.values())
+
+
+class _Rounds(ScriptedSender):
+    """A sender that notes in which round of the event loop each request begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[int] = []
+        self._round = 0
+
+    async def count(self) -> None:
+        while True:
+            self._round += 1
+            await asyncio.sleep(0)
+
+    async def send(self, request: CallbackRequest) -> CallResult:
+        self.rounds.append(self._round)
+        return await super().send(request)
+
+
+async def test_attempts_that_may_begin_together_leave_room_for_others_between_them() -> None:
+    sender = _Rounds()
+    rig = Rig(sender=sender)
+    for n in range(30):
+        await ask(rig, due_s=1, tenant=f"tenant-{n}")
+
+    async with rig.running():
+        counting = asyncio.create_task(sender.count())
+        await pass_time(rig, 1)
+        counting.cancel()
+
+    assert len(sender.rounds) == 30
+    assert Counter(sender.rounds).most_common(1)[0][1] == MAX_BEGUN
+
+
+class _Groups(MemoryDeliveries):
+    """Deliveries that note how many outcomes are kept together."""
+
+    sizes: ClassVar[list[int]] = []
+
+    async def finish(self, finished: Sequence[Finished]) -> int:
+        self.sizes.append(len(finished))
+        return await super().finish(finished)
+
+
+async def test_of_many_outcomes_few_are_kept_together() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = deliveries = _Groups(rig.store.timers)
+    rig = Rig(sender=sender, store=rig.store)
+    for n in range(100):
+        await ask(rig, due_s=0, tenant=f"tenant-{n}")
+    sender.hang()
+
+    async with rig.running():
+        async with asyncio.timeout(PATIENCE_S):
+            while sender.under_way < 100:
+                await asyncio.sleep(0)
+        sender.go_on()
+
+    assert (sum(deliveries.sizes), max(deliveries.sizes)) == (100, MAX_KEPT)
 
 
 async def test_cancelled_means_that_no_request_is_ever_sent() -> None:

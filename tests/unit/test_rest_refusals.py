@@ -8,6 +8,7 @@ import pytest
 from tests.support.rest import KEYS, Site
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client.wire import format_time
+from timer_service.adapters.http.api import MAX_HELD_BACK
 from timer_service.adapters.http.auth import WRONG_KEYS_PER_MINUTE
 from timer_service.domain.api_keys import Scope
 from timer_service.domain.errors import StoreBusy
@@ -250,6 +251,23 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_again() -> None
     )
     assert (replies[2].headers["retry-after"], replies[2].json["code"], other.status) == ("1", 1, 200)
     assert replies[2].headers["ratelimit"] == '"default";r=0;t=1'
+
+
+async def test_whoever_asks_too_often_waits_for_the_refusal_and_nobody_else_does() -> None:
+    site = await Site(rate=1, burst=1, too_many_after_s=3_600).open()
+    await site.ask("GET", "/v1/timers")
+
+    async with asyncio.TaskGroup() as flood:
+        refused = [
+            flood.create_task(site.ask("GET", "/v1/timers"), name=f"{n}") for n in range(MAX_HELD_BACK + 1)
+        ]
+        await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
+        other = await site.ask("GET", "/v1/timers", tenant=GLOBEX)
+        answered = [task.result().status for task in refused if task.done()]
+        for task in refused:
+            task.cancel()
+
+    assert (answered, other.status) == ([429], 200)
 
 
 async def test_a_body_that_does_not_come_in_time_is_given_up() -> None:

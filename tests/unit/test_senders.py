@@ -15,10 +15,13 @@ from tests.support.receiver import receiving
 from tests.support.timers import ACME, at, schedule
 from timer_service.adapters.callback_headers import HeaderVault
 from timer_service.adapters.sealing import SecretKeys
+from timer_service.adapters.webhook.keyring import MAX_READING
 from timer_service.config import load_settings
-from timer_service.domain.callback import Callback
+from timer_service.domain.callback import Callback, Signing
 from timer_service.domain.delivery import Blocked, Trouble, Unreachable
 from timer_service.domain.errors import InvalidConfiguration
+from timer_service.domain.messages import TenantId
+from timer_service.ports.secret_store import StoredSecret
 from timer_service.secret_keys import new_secret_key, read_secret_keys
 from timer_service.senders import address_rules, open_callback_sender, resealing
 from timer_service.testing import MemoryTimerStore
@@ -114,3 +117,28 @@ async def test_a_new_first_key_seals_everything_beside_the_service() -> None:
     stored = store.deliveries.callbacks[timer.key].headers
     assert HeaderVault(after).opened(timer.key, stored) == (("X-Token", "t"),)
     assert (await keyring_of(secrets, after).read(ACME)).named == {"token": "value"}
+
+
+class _Counting(MemorySecretStore):
+    """Notes how many tenants' secrets are being read at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = self.most = 0
+
+    async def secrets_of(self, tenant_id: TenantId) -> list[StoredSecret]:
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        await asyncio.sleep(0)
+        self.reading -= 1
+        return await super().secrets_of(tenant_id)
+
+
+async def test_the_first_callbacks_of_many_tenants_read_the_secrets_of_a_few_at_once() -> None:
+    store = _Counting()
+    ring = keyring_of(store)
+    tenants = [TenantId(f"tenant-{n}") for n in range(20)]
+
+    await asyncio.gather(*(ring.secrets_for(tenant, Signing.HMAC) for tenant in tenants))
+
+    assert (store.most, ring.cached_tenants) == (MAX_READING, 20)

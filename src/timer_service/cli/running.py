@@ -175,6 +175,8 @@ async def _serve(
         async with opening(settings, instance, parts) as service:
             started.set()
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
+            # All that the start has made stays: looking through it once more stops every loop for 20 ms.
+            gc.freeze()
             await run_service(service, stop)
 
     await _stop_before(started, stop, serve())
@@ -206,7 +208,6 @@ def _run_loop(work: Callable[[], Awaitable[None]]) -> None:
     # A connection is a file, and so is the store: receivers and callers must not leave it without.
     allow_files(ENOUGH_FILES)
     # Timers and messages make no cycles: looking for some after every 700 objects costs more than it frees.
-    gc.freeze()
     gc.set_threshold(GC_AFTER_OBJECTS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

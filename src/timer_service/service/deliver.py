@@ -23,6 +23,10 @@ RESCAN_REST: Final = 10.0
 """How much longer than a look at all that may begin the pause after it is."""
 MAX_UNKEPT: Final = 512
 """Outcomes that are not in the store yet; beyond it no further attempt begins."""
+MAX_BEGUN: Final = 4
+"""Attempts that begin in one round of the loop: what is due on the bus waits for these, not for all."""
+MAX_KEPT: Final = 64
+"""Outcomes that are kept together: what comes of them is worked off in one go."""
 STOP_GRACE_S: Final = 5.0
 """For attempts that are under way when the service stops; then they are left to the next start."""
 
@@ -133,15 +137,21 @@ class Delivering:
             self._rescan_at_s = now_s + max(self._look_interval_s, RESCAN_REST * took_s)
         if len(self._unkept) >= MAX_UNKEPT:
             return
-        for claimed in await self._waiting.take(now, now_s):
-            call = tasks.create_task(self._call(claimed), name="callback")
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+        await self._begin(tasks, await self._waiting.take(now, now_s))
         self._take_again_s = float("inf")
         if self._waiting.is_outdated:
             self._take_again_s = now_s + self._outdated_backoff.next_s()
         else:
             self._outdated_backoff.reset()
+
+    async def _begin(self, tasks: asyncio.TaskGroup, attempts: Sequence[ClaimedDelivery]) -> None:
+        """Begin attempts, a few in each round of the loop."""
+        for number, claimed in enumerate(attempts):
+            if number and number % MAX_BEGUN == 0:
+                await asyncio.sleep(0)
+            call = tasks.create_task(self._call(claimed), name="callback")
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
 
     async def _call(self, claimed: ClaimedDelivery) -> None:
         key = claimed.delivery.key
@@ -164,7 +174,7 @@ class Delivering:
                 await asyncio.sleep(self._store.gathers_s)
             self._ended.clear()
             while self._unkept:
-                group = list(self._unkept)
+                group = self._unkept[:MAX_KEPT]
                 try:
                     await self._store.finish([made.finished for made in group])
                 except TransientError as error:

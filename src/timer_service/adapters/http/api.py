@@ -22,7 +22,12 @@ MAX_BODY_BYTES: Final = 128 * 1024
 RECEIVE_TIMEOUT_S: Final = 10.0
 """From the head of a request to the last byte of its body."""
 MAX_QUERY_BYTES: Final = 8_192
+TOO_MANY_AFTER_S: Final = 0.1
+"""How long a 429 is held back: whoever waits for its answers floods us no faster than that."""
+MAX_HELD_BACK: Final = 256
+"""Answers that are held back at once; beyond it they go out immediately."""
 _JSON: Final = "application/json"
+_TOO_MANY: Final = 429
 _CLOSING: Final = {"connection": "close"}
 
 Scope_ = dict[str, Any]
@@ -90,6 +95,7 @@ class ApiApp:
         turn_limits: TurnLimits | None = None,
         receive_timeout_s: float = RECEIVE_TIMEOUT_S,
         max_body_bytes: int = MAX_BODY_BYTES,
+        too_many_after_s: float = TOO_MANY_AFTER_S,
     ) -> None:
         self.routes: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -101,6 +107,8 @@ class ApiApp:
         self._turns: Turns[tuple[TenantId, asyncio.Future[None]]] = Turns(turn_limits)
         self._receive_timeout_s = receive_timeout_s
         self._max_body_bytes = max_body_bytes
+        self._too_many_after_s = too_many_after_s
+        self._held_back = 0
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -116,7 +124,18 @@ class ApiApp:
             problem = error if isinstance(error, Problem) else _problem_of(error, route)
             answer = (route.failed if route is not None and route.failed else _as_problem)(problem)
         self._answered("rest" if route is None else route.name, answer.outcome, time.perf_counter() - started)
+        if answer.status == _TOO_MANY:
+            await self._hold_back()
         await _respond(send, answer, with_body=scope["method"] != "HEAD")
+
+    async def _hold_back(self) -> None:
+        """Let a moment pass before somebody is told to slow down: to refuse costs as much as to serve."""
+        if self._held_back < MAX_HELD_BACK:
+            self._held_back += 1
+            try:
+                await asyncio.sleep(self._too_many_after_s)
+            finally:
+                self._held_back -= 1
 
     def _route(self, scope: Scope_) -> tuple[Route, str]:
         """Find the route of a path; ids may hold anything, so they are decoded after the path is split."""

@@ -23,6 +23,8 @@ MAX_SECRET_BYTES: Final = 4_096
 MAX_CACHED_TENANTS: Final = 10_000
 FRESH_S: Final = 5.0
 """How long another process's change may go unnoticed."""
+MAX_READING: Final = 4
+"""Tenants whose secrets are read at once: what waits for them goes on in as many steps, not all together."""
 REWRAP_BATCH: Final = 200
 
 
@@ -65,6 +67,7 @@ class Keyring:
         self._elapsed_s = elapsed_s
         self._cached: OrderedDict[TenantId, tuple[float, TenantSecrets]] = OrderedDict()
         self._reading: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(MAX_READING)
 
     @property
     def cached_tenants(self) -> int:
@@ -78,11 +81,15 @@ class Keyring:
             return found
         lock = self._reading.setdefault(tenant_id, asyncio.Lock())
         async with lock:  # So that a burst of one tenant reads once.
-            found = self._fresh(tenant_id) or await self.read(tenant_id)
-            if not found.keys(kind, self._now()):
-                names = [each.name for each in found.signing if each.key.kind is kind]
-                await self._store.add_secret(self._sealed_key(tenant_id, new_key(kind), names))
-                found = await self.read(tenant_id)
+            found = self._fresh(tenant_id)
+            if found is not None and found.keys(kind, self._now()):
+                return found
+            async with self._turns:
+                found = found or await self.read(tenant_id)
+                if not found.keys(kind, self._now()):
+                    names = [each.name for each in found.signing if each.key.kind is kind]
+                    await self._store.add_secret(self._sealed_key(tenant_id, new_key(kind), names))
+                    found = await self.read(tenant_id)
         return found
 
     def _fresh(self, tenant_id: TenantId) -> TenantSecrets | None:

@@ -88,6 +88,10 @@ class PageApp:
         self._renderer = Renderer(self._assets)
         self._common = headers_with(self._renderer.style)
 
+    def load(self) -> None:
+        """Do before the first visit what need not be done during it."""
+        self._renderer.load()
+
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
@@ -19,8 +21,9 @@ from timer_service.domain.spoken import whole_span_text
 from timer_service.printable import printable
 
 MAX_SHOWN_CHARS: Final = 8_192
-PIECES: Final = 40
-"""Of a page, about three rows of a table, that are written in one go."""
+SLICE_S: Final = 0.0005
+"""How long a page is written in one go; then whatever is due has its turn."""
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _WORD: Final = re.compile(r"_([a-z])")
 
 
@@ -45,6 +48,11 @@ class Renderer:
             "late": late,
         }
 
+    def load(self) -> None:
+        """Read every template, which takes a fifth of a second: no visit stops the loops for it."""
+        for name in self._environment.list_templates():
+            self._environment.get_template(name)
+
     @property
     def style(self) -> str:
         """The style, as it stands in every page."""
@@ -54,20 +62,25 @@ class Renderer:
         """Return a page; `chrome` is what every page has."""
         assert not chrome.keys() & model.keys(), "a screen must not change what every page has"
         pieces: list[str] = []
+        await asyncio.sleep(0)  # What there is to show has just been put together.
+        began = time.perf_counter()
         for piece in self._environment.get_template(template).generate({**chrome, **model}):
             pieces.append(piece)
-            # A long list takes milliseconds: whatever is due in the meantime does not wait for its end.
-            if len(pieces) % PIECES == 0:
+            # By the clock, because pieces differ: one is a word, another a whole chart.
+            if time.perf_counter() - began > SLICE_S:
                 await asyncio.sleep(0)
+                began = time.perf_counter()
         return "".join(pieces).encode()
 
 
 def as_json(model: Mapping[str, Any]) -> bytes:
     """Return the same model for a program: moments in UTC, names in camel case."""
-    return json.dumps(_plain(model), ensure_ascii=False, indent=1).encode() + b"\n"
+    return json.dumps(_plain(model), ensure_ascii=False).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, datetime):
         return format_time(value)
     if isinstance(value, timedelta):
@@ -75,7 +88,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name.lower() if isinstance(value.value, int) else value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain({each.name: getattr(value, each.name) for each in fields(value)})
+        members = [(name, getattr(value, name)) for name in _names(type(value))]
+        return {_camel(name): _plain(each) for name, each in members if each is not None}
     if isinstance(value, Mapping):
         return {_camel(str(name)): _plain(each) for name, each in value.items() if each is not None}
     if isinstance(value, list | tuple | set | frozenset | Iterator):
@@ -83,6 +97,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@lru_cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
+
+
+@lru_cache
 def _camel(name: str) -> str:
     return _WORD.sub(lambda match: match[1].upper(), name)
 
