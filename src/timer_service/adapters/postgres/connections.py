@@ -14,6 +14,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from timer_service.adapters.postgres.errors import translated
 from timer_service.adapters.postgres.limits import DEFAULT_LIMITS, PostgresLimits
+from timer_service.adapters.postgres.means import REAL_MEANS, Driver
 from timer_service.addresses import UNCLEAR, is_clear, without_credentials
 from timer_service.domain.errors import InvalidConfiguration, StoreBusy
 
@@ -41,6 +42,7 @@ class Address:
     url: str
     statement_cache_size: int
     application_name: str = APPLICATION_NAME
+    driver: Driver = REAL_MEANS.driver
 
     @property
     def shown(self) -> str:
@@ -218,7 +220,7 @@ async def open_connections(
     if not is_clear(address.url):
         raise InvalidConfiguration(f"the address of the PostgreSQL database cannot be read: {UNCLEAR}")
     with translated(address.shown):
-        pool = await asyncpg.create_pool(
+        pool = await address.driver.create_pool(
             min_size=0, max_size=at_most, reset=_no_reset, init=check, **address.arguments
         )
     try:

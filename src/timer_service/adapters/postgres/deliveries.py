@@ -4,8 +4,7 @@ A claim is a name and an end in the row, by the database's clock; nothing is hel
 way. An instance says again and again that it is there; the claims of one that is silent are free.
 """
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -44,8 +43,9 @@ class PostgresDeliveries:
     is_shared = True
     gathers_s = 0.0
 
-    def __init__(self, work: Connections, answers: Connections) -> None:
+    def __init__(self, work: Connections, answers: Connections, elapsed_s: Callable[[], float]) -> None:
         self._work = work
+        self._elapsed_s = elapsed_s
         self._answers = answers
         self._instance: str | None = None
         """The name that the database gave us."""
@@ -158,9 +158,9 @@ class PostgresDeliveries:
 
     async def _present(self) -> str:
         """Say that we are there, if that was not said for a while, and return our name."""
-        if self._instance is None or time.monotonic() >= self._beat_again_s:
+        if self._instance is None or self._elapsed_s() >= self._beat_again_s:
             [(self._instance,)] = await self._work.fetch(statements.BEAT, self._instance)
-            self._beat_again_s = time.monotonic() + BEAT_S
+            self._beat_again_s = self._elapsed_s() + BEAT_S
         assert self._instance is not None
         return self._instance
 

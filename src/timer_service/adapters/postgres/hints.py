@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import asyncpg
-
 from timer_service.adapters.postgres.connections import Address, Connections
 from timer_service.adapters.postgres.errors import translated
 from timer_service.domain.errors import TimerServiceError
@@ -87,7 +85,7 @@ class Hints:
             with suppress(ValueError, OverflowError):  # Anybody may send anything on a channel.
                 callback(EPOCH + timedelta(milliseconds=int(str(payload))))
 
-        connection = await asyncpg.connect(**self._address.arguments)
+        connection = await self._address.driver.connect(**self._address.arguments)
         try:
             connection.add_termination_listener(lambda _: lost.set())
             channel = await connection.fetchval(f"SELECT {_CHANNEL}")

@@ -4,8 +4,7 @@ A look reads a bounded number of rows, no matter how many timers are idle, over,
 """
 
 import asyncio
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -114,8 +113,9 @@ class Turns:
     first. A tenant that had nothing left is forgotten: it is found again when it has.
     """
 
-    def __init__(self, limits: PostgresLimits, sink: Sink = Sink.BUS) -> None:
+    def __init__(self, limits: PostgresLimits, sink: Sink, elapsed_s: Callable[[], float]) -> None:
         self._limits = limits
+        self._elapsed_s = elapsed_s
         self._newest, self._sweep, self._find = (
             rows.for_sink(sql, sink) for sql in (NEWEST, SWEEP, FIND_DUE_IN_TURNS)
         )
@@ -177,7 +177,7 @@ class Turns:
         """Look at what came due last, and at the next piece of all that is due."""
         newest = await connection.fetch(self._newest, rows.text(at), self._limits.max_newest_rows)
         found = [(row[0], row[1]) for row in newest]
-        if len(self._waiting) < self._limits.max_waiting_tenants and time.monotonic() >= self._rests_until:
+        if len(self._waiting) < self._limits.max_waiting_tenants and self._elapsed_s() >= self._rests_until:
             steps = self._limits.max_sweep_steps
             piece = await connection.fetch(self._sweep, bucket_of(at), *self._place, steps)
             found += [(row[1], row[2]) for row in piece if row[2] <= at]
@@ -193,7 +193,7 @@ class Turns:
             self._place = (piece[-1][0], piece[-1][1])
             return
         if self._pieces > 1:
-            self._rests_until = time.monotonic() + self._limits.sweep_rest_s
+            self._rests_until = self._elapsed_s() + self._limits.sweep_rest_s
         self._place, self._pieces = _START, 0
 
 

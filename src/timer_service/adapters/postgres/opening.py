@@ -1,7 +1,6 @@
 """The start: wait for the database, bring it up to date, and make sure that it can be worked on."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -20,6 +19,7 @@ from timer_service.adapters.postgres.connections import (
 )
 from timer_service.adapters.postgres.hints import Hints
 from timer_service.adapters.postgres.limits import DEFAULT_LIMITS, PostgresLimits
+from timer_service.adapters.postgres.means import REAL_MEANS, PostgresMeans
 from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
 from timer_service.adapters.postgres.store import PostgresTimerStore
 from timer_service.domain.errors import InvalidConfiguration, StoreBusy, StoreFailed, TransientError
@@ -54,26 +54,27 @@ async def open_postgres_store(
     statement_cache_size: int = STATEMENT_CACHE_SIZE,
     limits: PostgresLimits = DEFAULT_LIMITS,
     migrations: Sequence[Migration] | None = None,
+    means: PostgresMeans = REAL_MEANS,
 ) -> AsyncIterator[PostgresTimerStore]:
     """Connect, bring the schema up to date and open the store.
 
     A database that is away is waited for, within bounds. Behind a pooler in transaction mode that knows no
     prepared statements, `statement_cache_size` has to be 0.
     """
-    address = Address(url, statement_cache_size)
+    address = Address(url, statement_cache_size, driver=means.driver)
     check = not_moved(address)
     async with (
         open_connections(address, WORK_CONNECTIONS, check=check, limits=limits) as work,
         open_connections(address, ANSWER_CONNECTIONS, asked=True, check=check, limits=limits) as answers,
         open_connections(address, CALLBACK_CONNECTIONS, check=check, limits=limits) as for_callbacks,
     ):
-        await wait_for(work, limits, migrations)
+        await wait_for(work, limits, migrations, means.elapsed_s)
         if not await work.waits_for_disk():
             work.make_durable()
             answers.make_durable()
             for_callbacks.make_durable()
         hints = Hints(address, answers, now, limits.reconnect_pause_s)
-        store = PostgresTimerStore(work, answers, for_callbacks, hints, now, limits)
+        store = PostgresTimerStore(work, answers, for_callbacks, hints, now, limits, means.elapsed_s)
         with suppress(TransientError):  # Start even if the server is busy: it is measured again.
             await store.measure_skew()
         await store.statistics.learn()
@@ -103,10 +104,13 @@ def not_moved(address: Address) -> Check:
 
 
 async def wait_for(
-    connections: Connections, limits: PostgresLimits, migrations: Sequence[Migration] | None = None
+    connections: Connections,
+    limits: PostgresLimits,
+    migrations: Sequence[Migration] | None = None,
+    elapsed_s: Callable[[], float] = REAL_MEANS.elapsed_s,
 ) -> None:
     """Wait until the database is there, and make it ready."""
-    deadline = time.monotonic() + limits.start_timeout_s
+    deadline = elapsed_s() + limits.start_timeout_s
     told = False
     while True:
         try:
@@ -114,7 +118,7 @@ async def wait_for(
                 await _prepare(connection, connections.where, migrations)
                 return
         except TransientError as error:
-            if time.monotonic() >= deadline:
+            if elapsed_s() >= deadline:
                 raise StoreFailed(f"cannot use the database at start: {error}") from error
             if not told:
                 log.warning("store.unavailable", kind=type(error).__name__, detail=str(error))

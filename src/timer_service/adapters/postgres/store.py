@@ -29,6 +29,7 @@ from timer_service.adapters.postgres.hints import Hints
 from timer_service.adapters.postgres.insight import PostgresInsight
 from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.looks import FIND_DUE, PEEK, Turns, most_to_read
+from timer_service.adapters.postgres.means import REAL_MEANS
 from timer_service.adapters.postgres.pages import page_of
 from timer_service.adapters.postgres.pending import PendingCount
 from timer_service.adapters.postgres.sealed_headers import PostgresSealedHeaders
@@ -76,6 +77,7 @@ class PostgresTimerStore:
         hints: Hints,
         now: Callable[[], datetime],
         limits: PostgresLimits,
+        elapsed_s: Callable[[], float] = REAL_MEANS.elapsed_s,
     ) -> None:
         self._work = work
         self._answers = answers
@@ -88,14 +90,14 @@ class PostgresTimerStore:
         self._now = now
         self._limits = limits
         self._claims: set[PostgresClaim] = set()
-        self._turns = {sink: Turns(limits, sink) for sink in Sink}
+        self._turns = {sink: Turns(limits, sink, elapsed_s) for sink in Sink}
         self._others_hold_due: dict[Sink, bool] = {}
         self._looked: dict[Sink, tuple[datetime, datetime]] = {}
         """When the last look was by our clock, and at which moment it looked."""
         self._firing = {Sink.BUS: work, Sink.HTTP: for_callbacks}
         """Apart: while one sink is slow, the other has its connections."""
-        self.deliveries = PostgresDeliveries(for_callbacks, answers)
-        self._pending = PendingCount(answers, limits)
+        self.deliveries = PostgresDeliveries(for_callbacks, answers, elapsed_s)
+        self._pending = PendingCount(answers, limits, elapsed_s)
         self.statistics = Statistics(answers, limits.learn_every)
         self.skew_s = 0.0
         """How far our clock is ahead of the database's; negative if it is behind."""
