@@ -10,7 +10,7 @@ from shutil import rmtree
 
 from tests.simulation.awaits import Place, all_places, places_of
 from tests.simulation.clock import START_MS
-from tests.simulation.hooks import Hook
+from tests.simulation.hooks import ABANDON, CANCEL, RETRY, SCHEDULE, Hook, Want
 from tests.simulation.model import Wish
 from tests.simulation.plan import (
     Asking,
@@ -318,6 +318,51 @@ STORIES: dict[str, Plan] = {
         faults=[Fault(0.45, "read busy", 0.1, size=0.6), Fault(0.6, "busy", 0.15, size=1.0)],
         batch_size=8,
         ends_at=0.8,
+    ),
+    "callbacks that move, expire, are given up and sent again": _plan(
+        hooks=[
+            Hook(0.15, "acme", "order-1", 0.25, later=(Want(0.2, SCHEDULE, 0.4),)),
+            Hook(
+                0.15,
+                "acme",
+                "order-2",
+                0.3,
+                later=(Want(0.3, SCHEDULE, 0.35), Want(0.36, CANCEL)),
+                if_absent=True,
+            ),
+            Hook(0.15, "acme", "order-3", 0.35, later=(Want(0.2, CANCEL), Want(0.25, SCHEDULE, 0.3))),
+            Hook(
+                0.16,
+                "acme",
+                "order-4",
+                0.3,
+                later=(Want(0.2, SCHEDULE, 9.0, if_absent=True), Want(0.5, RETRY)),
+            ),
+            Hook(0.15, "globex", "order-1", 0.25, (Answered(500),) * 3, (0.1, 0.2, 0.2), expires_s=0.2),
+            Hook(0.25, "globex", "order-2", 0.1, expires_s=0.05, later=(Want(0.5, RETRY),)),
+            Hook(
+                *(0.15, "globex", "order-3", 0.25, (Answered(500),) * 4, (0.2, 0.3, 0.3), "unwell"),
+                later=(Want(0.3, ABANDON), Want(0.6, RETRY)),
+            ),
+            Hook(
+                *(0.15, "globex", "order-4", 0.26, (TimedOut(timedelta(seconds=0.4)),), (0.5,), "slow"),
+                later=(Want(0.35, ABANDON),),
+            ),
+        ],
+        ends_at=0.8,
+    ),
+    "receivers that hang, and others that must not wait for them": _plan(
+        hooks=[
+            *(
+                Hook(0.15, tenant, f"hanging-{number}", 0.3, (TimedOut(timedelta(seconds=5)),), (), "hanging")
+                for tenant in ("acme", "globex")
+                for number in range(6)
+            ),
+            *(Hook(0.15, "acme", f"order-{number}", 0.31) for number in range(3)),
+            Hook(0.15, "umbrella", "order-1", 0.35),
+        ],
+        batch_size=20,
+        ends_at=2.5,
     ),
     "callbacks that are asked for by batch, some while the broker is away": _plan(
         hooks=[

@@ -6,7 +6,9 @@ import shutil
 import sqlite3
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,6 +17,12 @@ from typing import Any
 import aiosqlite
 
 from tests.simulation.loop import PROCESS, Lively, VirtualLoop
+from tests.simulation.model import READ_ROWS
+from tests.simulation.plan import VISITED_TENANTS
+from timer_service.adapters.sqlite.limits import SqliteLimits
+from timer_service.adapters.sqlite.opening import open_sqlite_store
+from timer_service.config import Settings
+from timer_service.stores import OpenedStore, open_store
 
 WRITER, READER, ANSWERER = "writer", "reader", "answerer"
 _BUSY_WAIT_S = 5.0
@@ -47,6 +55,7 @@ class Disk:
         self.random = random
         self.faults = DiskFaults()
         self.latency_s = 0.001
+        self.log_limit_bytes = 0
         self.injected = 0
         self.failed_for_good = False
         self.on_commit: Callable[[], None] = lambda: None
@@ -58,7 +67,22 @@ class Disk:
         if template is not None:
             shutil.copyfile(template, self.path)
 
-    def crash(self) -> None:
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the timers as any other process would read them now."""
+        return self.read(READ_ROWS)
+
+    def open_store(
+        self, configured: Settings, now: Callable[[], datetime]
+    ) -> AbstractAsyncContextManager[OpenedStore]:
+        """Open the store for the process that asks."""
+        # So small that a few tenants and timers take several looks to be known.
+        limits = SqliteLimits(
+            max_scanned_rows=3, max_visited_tenants=VISITED_TENANTS, max_log_bytes=self.log_limit_bytes
+        )
+        open_sqlite = partial(open_sqlite_store, driver=self.connect, limits=limits)
+        return open_store(configured, now, open_sqlite=open_sqlite)
+
+    def process_died(self, _: Lively) -> None:
         """Keep what is committed, as another process would find it; everything else is gone."""
         image = self.folder / f"timers-{next(self._images)}.db"
         for suffix in ("", "-wal"):

@@ -1,6 +1,7 @@
 """Timers with callbacks, and what their receivers do: as stories tell, and as a seed chooses."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
 
@@ -10,6 +11,8 @@ from timer_service.domain.pace import MAX_PAUSE_S
 
 CALLING = 8
 """One seed in this many has callbacks."""
+CHANGING, CHANGING_AT = 16, 13
+"""One seed in this many has callbacks whose tenants change their minds: they move, expire, are given up."""
 PATIENT = 4
 """Of these, one in this many has the usual schedule, of days, and a service that is away most of the time."""
 MOST_S = 600.0
@@ -31,6 +34,25 @@ _ANSWERS: tuple[CallResult, ...] = (
     Unreachable(Trouble.RESET),
     Unreachable(Trouble.DNS),
 )
+_MORE_ANSWERS: tuple[CallResult, ...] = (
+    *_ANSWERS,
+    Answered(413),
+    Answered(500, final=True),
+    Answered(302),
+    TimedOut(timedelta(seconds=30)),
+    Unreachable(Trouble.TLS),
+)
+SCHEDULE, CANCEL, RETRY, ABANDON = "schedule", "cancel", "retry", "abandon"
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Something that a tenant asks of its timer, from a moment on, until it is told what came of it."""
+
+    at: float
+    kind: str
+    due_s: float = 0.0
+    if_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +70,17 @@ class Hook:
     cancel_at: float | None = None
     in_batch: bool = False
     """Whether it is asked for together with all others of the same moment of which this holds."""
+    if_absent: bool = False
+    expires_s: float | None = None
+    """No attempt is of use later than this after the due time."""
+    later: tuple[Want, ...] = ()
+    """What its tenant asks for after it has asked for the timer."""
+
+    def wants(self) -> Iterator[Want]:
+        """Yield all that its tenant asks for, in order."""
+        yield Want(self.at, SCHEDULE, self.due_s, self.if_absent)
+        cancel = () if self.cancel_at is None else (Want(self.cancel_at, CANCEL),)
+        yield from sorted((*self.later, *cancel), key=lambda want: want.at)
 
     @property
     def longest_s(self) -> float:
@@ -83,6 +116,29 @@ def some_hooks(random: Random, lasts: float, *, patient: bool) -> list[Hook]:
             )
         )
     return hooks
+
+
+def changed(random: Random, hook: Hook) -> Hook:
+    """Let a tenant change its mind about a callback, most of the time just when it is due."""
+    later, due_s = [], hook.due_s
+    for _ in range(random.choice((0, 0, 1, 3))):
+        at = max(hook.at, due_s + random.gauss(0.0, 0.05))
+        due_s = at + random.choice((-1.0, 0.0, 0.02, 0.5, 5.0))
+        later.append(Want(at, SCHEDULE, due_s, if_absent=random.random() < 0.3))
+    ends_s = max(due_s, hook.at)
+    if random.random() < 0.2:
+        later.append(Want(ends_s + random.choice((0.0, 0.05, 1.0, 10.0)), ABANDON))
+    if random.random() < 0.3:
+        later.append(Want(ends_s + random.choice((0.1, 2.0, 20.0, 60.0)), RETRY))
+    return replace(
+        hook,
+        answers=tuple(
+            random.choice(_MORE_ANSWERS) if random.random() < 0.3 else answer for answer in hook.answers
+        ),
+        if_absent=random.random() < 0.2,
+        expires_s=random.choice((0.0, 0.05, 2.0, 30.0)) if random.random() < 0.3 else None,
+        later=tuple(later),
+    )
 
 
 def retry_after_s(result: CallResult) -> float:

@@ -156,6 +156,8 @@ class Surroundings:
     """How late a timer may be at most while nothing is wrong."""
     disturbed: Callable[[float, float], bool] = lambda _since, _until: False
     """Whether anything was wrong between two moments, so that lateness is explained."""
+    is_repetition_explained: Callable[[float, float], bool] = lambda _since, _until: True
+    """Whether another process may have published the same firing between two moments."""
     retention_ms: int | None = None
     batch_size: int = 100
     catch_up_s: float = 30.0
@@ -435,6 +437,9 @@ class Model:
         confirmed_at = before.confirmed_at
         if any(version.row is None for version in self.history[firing[:2]]):
             return  # Beyond its retention nothing is remembered of a timer.
+        now = self.around.now()
+        if before.life != life and not self.around.is_repetition_explained(before.at, now):
+            self._violated("I3", f"{firing} was published by {before.life} at {before.at}, and by {life}")
         if before.life == life and self._is_known(before):
             self._violated("I3", f"{firing} was published again, although it was confirmed at {confirmed_at}")
 

@@ -9,7 +9,16 @@ from typing import Any
 from uuid import UUID
 
 from tests.simulation.clock import START_MS
-from tests.simulation.hooks import AWAY_S, CALLING, PATIENT, Hook, some_hooks
+from tests.simulation.hooks import (
+    AWAY_S,
+    CALLING,
+    CHANGING,
+    CHANGING_AT,
+    PATIENT,
+    Hook,
+    changed,
+    some_hooks,
+)
 from tests.simulation.model import Wish
 from timer_service.domain.callback import DEFAULT_DELAYS
 
@@ -118,6 +127,8 @@ class Plan:
     """Longer than an acknowledgement is waited for, so that what comes again comes now."""
     is_probed: bool = True
     """Whether one more timer and a while of idleness follow at the end."""
+    is_undisputed: bool = False
+    """Whether every timer is asked for once, and by nobody else."""
     crash: CrashPoint | None = None
     crash_from_s: float = 0.0
     """The steps to a crash are counted from this moment on."""
@@ -149,6 +160,11 @@ class Plan:
             # Nothing waits for a silent stream for much longer than the limit.
             if fault.kind != "commands silent" or until - since < self.catch_up_s + RECOVERED_AFTER_S
         )
+
+    @property
+    def callbacks_punctual_s(self) -> float:
+        """How late a callback may be while nothing is wrong: its receiver is given a few at once."""
+        return 1.0 + self.punctual_s + len(self.hooks) * 8 * self.disk_latency_s
 
     @property
     def callbacks_s(self) -> float:
@@ -208,6 +224,11 @@ def make_plan(seed: int) -> Plan:
         _add_silence(Random(f"silence-{seed}"), plan)
     if seed % CALLING == 3:
         _add_hooks(Random(f"hooks-{seed}"), plan, lasts, patient=seed // CALLING % PATIENT == 0)
+    if seed % CHANGING == CHANGING_AT:
+        random = Random(f"changing-{seed}")
+        _add_hooks(random, plan, lasts, patient=False)
+        plan.hooks = [changed(random, hook) for hook in plan.hooks]
+        plan.retention = "off"  # What was purged can be asked for again.
     return plan
 
 

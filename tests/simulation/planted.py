@@ -448,6 +448,15 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_keep_outcomes",
         ("                    continue\n", "                    del self._unkept[: len(group)]\n"),
     ),
+    "a callback is sent although it has expired": lambda: replaced(
+        delivery.Delivery, "has_expired", lambda *_: False
+    ),
+    "an outcome that comes late counts for what was abandoned": lambda: sql(
+        "FINISH", "state = 'Waiting'", "state <> ''", deliveries
+    ),
+    "whatever a receiver leaves open is waited for by all": lambda: rewritten(
+        deliver.Delivering, "__init__", ("Lanes[TimerKey](slots)", "Lanes[TimerKey](1)")
+    ),
     "two requests for one timer share a transaction": lambda: rewritten(
         decide_timer.RequestDesk,
         "_next_group",

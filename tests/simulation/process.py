@@ -17,18 +17,15 @@ from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
 from tests.simulation.disk import Disk
 from tests.simulation.loop import PROCESS, VirtualLoop
-from tests.simulation.plan import VISITED_TENANTS
 from timer_service.adapters.alarm import loop_alarm
 from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.session import SessionMeans
-from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.system import NS_PER_MS, SystemClock
 from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
 from timer_service.service.run import Service, run_service
-from timer_service.stores import open_store
 
 _SETTINGS = load_settings(http_port=0)
 
@@ -42,7 +39,6 @@ class Machine(Protocol):
     wall: WallClock
     callbacks: Callbacks
     chance: Callable[[], float]
-    log_limit_bytes: int
     verbose: bool
 
     def logged(self, level: str, event: str, fields: dict[str, Any]) -> None: ...
@@ -84,7 +80,7 @@ class Process:
         """End it at once: nothing that it still tries has any effect."""
         self.dead = True
         self.thaw()
-        self._machine.disk.crash()
+        self._machine.disk.process_died(self)
         self._machine.nats.process_died(self)
         for task in self.tasks:
             task.cancel()
@@ -109,18 +105,13 @@ def parts_of(machine: Machine) -> Parts:
     means = NatsMeans(
         session=SessionMeans(make_client=make_client, elapsed_s=machine.loop.time), min_batched=2
     )
-    # So small that a few tenants and timers take several looks to be known.
-    limits = SqliteLimits(
-        max_scanned_rows=3, max_visited_tenants=VISITED_TENANTS, max_log_bytes=machine.log_limit_bytes
-    )
-    open_sqlite = partial(open_sqlite_store, driver=machine.disk.connect, limits=limits)
     return Parts(
         make_clock=partial(
             SystemClock, wall_ns=lambda: wall.now_ms() * NS_PER_MS, boot_ms=wall.boot_ms, alarm=loop_alarm
         ),
         chance=machine.chance,
         elapsed_s=machine.loop.time,
-        open_store=partial(open_store, open_sqlite=open_sqlite),
+        open_store=machine.disk.open_store,
         make_bus=partial(NatsBus, means=means),
         open_sender=machine.callbacks.open_sender,
         serve_api=machine.callbacks.serve_api,

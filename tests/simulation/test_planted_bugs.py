@@ -9,6 +9,7 @@ from tests.simulation.test_simulation import FOUND
 from tests.simulation.world import Tally, Workshop, run_seed
 
 FAILING = "callbacks that are cancelled, and receivers that fail in every way"
+CHANGING = "callbacks that move, expire, are given up and sent again"
 CAUGHT_BY: dict[str, int | str] = {
     "mark before publish": "an event stream that is full for a while",
     "acknowledge before commit": "a first start, commands, and more due than a batch",
@@ -72,6 +73,11 @@ CAUGHT_BY: dict[str, int | str] = {
     "an attempt before its time": FAILING,
     "what has been handed over is cancelled": FAILING,
     "an outcome that cannot be kept is forgotten": FAILING,
+    "a callback is sent although it has expired": CHANGING,
+    "an outcome that comes late counts for what was abandoned": CHANGING,
+    "whatever a receiver leaves open is waited for by all": (
+        "receivers that hang, and others that must not wait for them"
+    ),
     "two requests for one timer share a transaction": "two requests for one timer at once",
 }
 """Where each bug shows: a seed, or one of the stories. `python -m tests.simulation --catch BUG` finds one.

@@ -18,8 +18,9 @@ from tests.simulation.callbacks import Callbacks
 from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import START_MS, WallClock
 from tests.simulation.disk import Disk
+from tests.simulation.hook_story import Watch
 from tests.simulation.loop import PROCESS, BusyLoop, Lively, VirtualLoop
-from tests.simulation.model import READ_ROWS, Counts, Model, Request, Surroundings, Wish
+from tests.simulation.model import Counts, Model, Request, Surroundings, Wish
 from tests.simulation.plan import Asking, Fault, Plan, Sending, asking, iso, make_plan
 from tests.simulation.process import Process, build_template, logs_heard, settings
 from timer_service.domain.errors import CriticalError
@@ -72,7 +73,6 @@ class World:
     def __init__(self, plan: Plan, folder: Path, template: Path | None, *, verbose: bool = False) -> None:
         self.plan = plan
         self.verbose = verbose
-        self.log_limit_bytes = plan.log_limit_bytes
         self.loop = VirtualLoop()
         self.tally = Tally(plan.seed)
         self.wall = WallClock(self.loop)
@@ -81,9 +81,8 @@ class World:
         self.broker = Broker(self.loop, Random(f"net-{plan.seed}"), self, self._epoch_us)
         self.broker.latency_s = plan.net_latency_s
         self.broker.takes_batches = plan.takes_batches
-        self.disk = Disk(
-            self.loop, folder, Random(f"disk-{plan.seed}"), None if plan.fresh_database else template
-        )
+        self.disk = self._make_disk(folder, None if plan.fresh_database else template)
+        self.disk.log_limit_bytes = plan.log_limit_bytes
         self.disk.latency_s = plan.disk_latency_s
         self.disk.on_commit = self._committed
         self.disk.on_poll = self._polled
@@ -105,7 +104,17 @@ class World:
             )
         )
         self.tally.counts = self.model.counts
-        self.callbacks = Callbacks(plan.hooks, self.loop, self.wall.now_ms, self.violated, self.note)
+        watch = Watch(
+            now_s=self.loop.time,
+            wall_ms=self.wall.now_ms,
+            violated=self.violated,
+            note=self.note,
+            slack_s=_slack_s(plan),
+            punctual_s=plan.callbacks_punctual_s,
+            disturbed=plan.is_disturbed,
+        )
+        # Of a timer that was purged nobody knows that it had been asked for.
+        self.callbacks = Callbacks(plan.hooks, self.loop, watch, insists=plan.retention == "off")
         self.process: Process | None = None
         self.on_crash: Callable[[Process], None] = lambda _: None
         self.on_counting: Callable[[], None] = lambda: None
@@ -122,6 +131,9 @@ class World:
         self._unsent: list[Sending] = []
         self._next_try = 0
         self._pause = RETRY_S
+
+    def _make_disk(self, folder: Path, template: Path | None) -> Disk:
+        return Disk(self.loop, folder, Random(f"disk-{self.plan.seed}"), template)
 
     # The run.
 
@@ -195,7 +207,7 @@ class World:
         if self.process is not None or self.loop.time() < self._down_until:
             return
         self._lives += 1
-        self.model.reopened(self.disk.read(READ_ROWS))
+        self.model.reopened(self.disk.rows())
         self.model.began(self._lives)
         configured = settings(
             db_path=self.disk.path,
@@ -533,6 +545,8 @@ class World:
         self.model.settled()
         for owed in self.callbacks.owed():
             self.violated("I1", f"{owed} has not come")
+        if self.callbacks.are_unheard():
+            self.violated("I7", "the service has settled, but does not answer what is asked of callbacks")
         if self.process is None or self.process.service is None:
             self.violated("I7", "the service does not run")
             return
@@ -571,7 +585,7 @@ class World:
         tasks = 0 if process is None else sum(not task.done() for task in process.tasks)
         if tasks > MOST_TASKS:
             self.violated("I6", f"{tasks} tasks are left while nothing happens")
-        if self.disk.log_bytes() > max(MOST_LOG_BYTES, self.log_limit_bytes):
+        if self.disk.log_bytes() > max(MOST_LOG_BYTES, self.plan.log_limit_bytes):
             self.violated("I6", f"the write-ahead log has {self.disk.log_bytes()} bytes")
         for name, size in _sizes(process.service if process else None):
             if size > MOST_ENTRIES:
@@ -579,7 +593,7 @@ class World:
         found = self.disk.read("PRAGMA integrity_check(1)")
         if found != [("ok",)]:
             self.violated("I6", f"the database is damaged: {found}")
-        self.model.reopened(self.disk.read(READ_ROWS))
+        self.model.reopened(self.disk.rows())
         self.model.settled()
         self._finish()
 
@@ -619,7 +633,7 @@ class World:
             self.violated("I0", f"an error that nobody handles: {context}")
 
     def _committed(self) -> None:
-        self.model.committed(self.disk.read(READ_ROWS))
+        self.model.committed(self.disk.rows())
 
     def _polled(self) -> None:
         self.polls += 1
