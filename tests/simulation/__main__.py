@@ -20,13 +20,17 @@ from tests.simulation.crashes import (
     steps_of,
     undisturbed,
 )
+from tests.simulation.pair import run_pair
 from tests.simulation.planted import PLANTED, planted
+from tests.simulation.server import postgres
 from tests.simulation.world import Tally, run_seed, workshop
 from tests.support.guarantees import record
 
 Result = tuple[Counter[str], list[str], set[Place]]
 
-CHUNK = 25
+CHUNK, PAIR_CHUNK = 25, 5
+PAIRED, MOST_PAIRS = 100, 250
+"""One in so many seeds is played by two instances on a real PostgreSQL as well, which takes seconds each."""
 MOST_SHOWN = 10
 
 
@@ -75,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
 def _seed_work(first: int, seeds: int) -> Iterator[tuple[Any, ...]]:
     for start in range(first, first + seeds, CHUNK):
         yield run_seeds, start, min(start + CHUNK, first + seeds)
+    pairs = min(-(-seeds // PAIRED), MOST_PAIRS)
+    for start in range(first, first + pairs, PAIR_CHUNK):
+        yield run_pairs, start, min(start + PAIR_CHUNK, first + pairs)
 
 
 def _crash_work() -> Iterator[tuple[Any, ...]]:
@@ -84,21 +91,35 @@ def _crash_work() -> Iterator[tuple[Any, ...]]:
 
 
 def run_seeds(start: int, end: int, run: Callable[..., Tally] = run_seed) -> Result:
+    with workshop() as shop:
+        return _run_all("seed", range(start, end), lambda seed: run(seed, *shop), _counts)
+
+
+def run_pairs(start: int, end: int) -> Result:
+    with postgres() as server:
+        return _run_all("pair", range(start, end), lambda seed: run_pair(seed, server), _pair_counts)
+
+
+def _run_all(
+    kind: str,
+    seeds: Iterable[int],
+    run: Callable[[int], Tally],
+    counts_of: Callable[[Tally], dict[str, int]],
+) -> Result:
     counts: Counter[str] = Counter()
     broken: list[str] = []
-    with workshop() as shop:
-        for seed in range(start, end):
-            try:
-                tally = run(seed, *shop)
-            except Exception as error:
-                # One that breaks the simulation itself is a finding too, and hides none of the others.
-                broken.append(f"seed {seed} raises {type(error).__name__}: {error}")
-                counts["seeds"] += 1
-                continue
-            counts.update(_counts(tally))
-            if tally.violations:
-                moment, invariant, text = tally.violations[0]
-                broken.append(f"seed {seed} at {moment:.3f} s: {invariant} {text}")
+    for seed in seeds:
+        try:
+            tally = run(seed)
+        except Exception as error:
+            # One that breaks the simulation itself is a finding too, and hides none of the others.
+            broken.append(f"{kind} {seed} raises {type(error).__name__}: {error}")
+            counts.update(counts_of(Tally(seed)))
+            continue
+        counts.update(counts_of(tally))
+        if tally.violations:
+            moment, invariant, text = tally.violations[0]
+            broken.append(f"{kind} {seed} at {moment:.3f} s: {invariant} {text}")
     return counts, broken, set()
 
 
@@ -127,6 +148,16 @@ def _counts(tally: Tally) -> dict[str, int]:
         "outages": tally.outages,
         "faults": tally.faults,
         "store errors": tally.store_errors,
+    }
+
+
+def _pair_counts(tally: Tally) -> dict[str, int]:
+    return {
+        "seeds of two instances": 1,
+        "their events": tally.counts.fired,
+        "their events published again": tally.counts.published_again,
+        "their crashes": tally.crashes,
+        "their faults": tally.faults,
     }
 
 

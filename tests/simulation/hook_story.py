@@ -87,7 +87,7 @@ class Story:
             self.retry_asked_s = self.watch.now_s()
             self.abandoned_s = None
         elif want.kind == ABANDON:
-            self.abandon_asked = True
+            self.abandon_asked, self.is_retried = True, False
 
     def answered(self, want: Want, outcome: Outcome) -> None:
         """Check a definite answer to a request about the timer."""

@@ -17,6 +17,9 @@ from timer_client.wire import Wanted
 from timer_client.wire import rules as wire_rules
 from timer_service.adapters import retrying
 from timer_service.adapters.nats import batches, inbox, letters, positions, publisher
+from timer_service.adapters.postgres import delivery_statements
+from timer_service.adapters.postgres import looks as postgres_looks
+from timer_service.adapters.postgres import store as postgres_store
 from timer_service.adapters.sqlite import deliveries, exclusion, looks, marks, places, statements, store
 from timer_service.adapters.system import SystemClock
 from timer_service.domain import attempts, delivery, due_timer, messages, pace
@@ -464,12 +467,26 @@ PLANTED: dict[str, Callable[[], Change]] = {
     ),
 }
 """Name of the bug to what plants it."""
+_TAKEN = "d.claimed_by IS NULL OR"
+PLANTED_IN_PAIRS: dict[str, Callable[[], Change]] = {
+    "two instances claim one timer": lambda: _together(
+        sql("FIND_DUE", "FOR UPDATE SKIP LOCKED", "", postgres_store),
+        sql("FIND_DUE_IN_TURNS", "FOR UPDATE SKIP LOCKED", "", postgres_looks),
+    ),
+    "two instances claim one callback": lambda: _together(
+        *(
+            sql(name, _TAKEN, "d.tenant_id <> '' OR", delivery_statements)
+            for name in ("DUE", "DUE_AMONG", "CLAIM")
+        )
+    ),
+}
+"""The same, where two instances share a database."""
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Run the block with one bug in the service."""
-    change = PLANTED[name]()
+    change = {**PLANTED, **PLANTED_IN_PAIRS}[name]()
     with ExitStack() as stack:
         change(stack)
         yield

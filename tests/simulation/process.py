@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 from tests.simulation.callbacks import Callbacks
 from tests.simulation.client import SimulatedNats
 from tests.simulation.clock import WallClock
-from tests.simulation.disk import Disk
-from tests.simulation.loop import PROCESS, VirtualLoop
+from tests.simulation.loop import PROCESS, Lively, VirtualLoop
 from timer_service.adapters.alarm import loop_alarm
 from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
@@ -26,20 +25,33 @@ from timer_service.adapters.system import NS_PER_MS, SystemClock
 from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
 from timer_service.service.run import Service, run_service
+from timer_service.stores import OpenedStore
 
 _SETTINGS = load_settings(http_port=0)
+
+
+class Kept(Protocol):
+    """Where timers are kept."""
+
+    def process_died(self, process: Lively, /) -> None: ...
+
+    def open_store(
+        self, configured: Settings, now: Callable[[], datetime], /
+    ) -> AbstractAsyncContextManager[OpenedStore]: ...
 
 
 class Machine(Protocol):
     """What a process runs on."""
 
     loop: VirtualLoop
-    disk: Disk
     nats: SimulatedNats
     wall: WallClock
     callbacks: Callbacks
     chance: Callable[[], float]
     verbose: bool
+
+    @property
+    def disk(self) -> Kept: ...
 
     def logged(self, level: str, event: str, fields: dict[str, Any]) -> None: ...
 

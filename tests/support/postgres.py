@@ -242,13 +242,13 @@ async def migrated_schema() -> AsyncIterator[str]:
     yield _within(name)
     connection = await asyncpg.connect(_within(name))
     try:
-        await _empty(connection)
+        await empty(connection)
     finally:
         await connection.close()
     _migrated_schemas.append(name)
 
 
-async def _empty(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+async def empty(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Delete all rows; truncating takes longer where they are few."""
     if await connection.fetchval("SELECT count(*) FROM timer_schedules") > _MANY_ROWS:
         await connection.execute(f"TRUNCATE {', '.join(_TABLES)}")
@@ -307,7 +307,7 @@ async def database_clock() -> AsyncIterator[DatabaseClock]:
     connection = await asyncpg.connect(_within(name))
     try:
         yield DatabaseClock(_within(name), connection)
-        await _empty(connection)
+        await empty(connection)
         _schemas_with_clock.append(name)
     finally:
         await connection.close()
