@@ -56,8 +56,10 @@ SEEDS ?= 1000
 simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(RECORD),--record "make simulate SEEDS=$(SEEDS)")
 
-crashes: install  ## Crash the simulated service at every step, in every way
-	$(BIN)/python -m tests.simulation --crashes $(if $(RECORD),--record "make crashes")
+THOROUGH ?=
+crashes: install  ## Crash the simulated service at every step, in four ways each; THOROUGH=1: in all seven
+	$(BIN)/python -m tests.simulation --crashes $(if $(THOROUGH),--thorough) \
+		$(if $(RECORD),--record "make crashes")
 
 flow-crashes: install  ## Crash workers of durable functions at every step, on every journal; RECORD=1 keeps the counts
 	$(BIN)/python -m tests.simulation.flow_crashes $(if $(RECORD),--record "make flow-crashes")

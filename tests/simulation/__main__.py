@@ -28,6 +28,7 @@ from tests.support.guarantees import record
 
 Result = tuple[Counter[str], list[str], set[Place]]
 
+CRASH_PARTS = 4
 CHUNK, PAIR_CHUNK = 25, 5
 PAIRED, MOST_PAIRS = 100, 250
 """One in so many seeds is played by two instances on a real PostgreSQL as well, which takes seconds each."""
@@ -41,7 +42,11 @@ def main() -> int:
     if options.catch is not None:
         return _catch(options.catch, range(options.first, options.first + options.seeds))
     started = time.monotonic()
-    work = _crash_work() if options.crashes else _seed_work(options.first, options.seeds)
+    work = (
+        _crash_work(thorough=options.thorough)
+        if options.crashes
+        else _seed_work(options.first, options.seeds)
+    )
     counts: Counter[str] = Counter()
     broken: list[str] = []
     places: set[Place] = set()
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (1000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--crashes", action="store_true", help="instead: crash at every step in every way")
+    parser.add_argument("--thorough", action="store_true", help="with --crashes: in all ways at each step")
     parser.add_argument("--story", type=int, metavar="SEED", help="instead: tell the story of one seed")
     parser.add_argument("--catch", metavar="BUG", choices=PLANTED, help="instead: find where a bug shows")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once (one a core)")
@@ -84,10 +90,10 @@ def _seed_work(first: int, seeds: int) -> Iterator[tuple[Any, ...]]:
         yield run_pairs, start, min(start + PAIR_CHUNK, first + pairs)
 
 
-def _crash_work() -> Iterator[tuple[Any, ...]]:
+def _crash_work(*, thorough: bool) -> Iterator[tuple[Any, ...]]:
     for story in STORIES:
-        for part in range(4):
-            yield _run_crashes, story, part
+        for part in range(CRASH_PARTS):
+            yield _run_crashes, story, part, thorough
 
 
 def run_seeds(start: int, end: int, run: Callable[..., Tally] = run_seed) -> Result:
@@ -123,10 +129,11 @@ def _run_all(
     return counts, broken, set()
 
 
-def _run_crashes(story: str, part: int) -> Result:
+def _run_crashes(story: str, part: int, thorough: bool) -> Result:
     report = CrashReport()
     with workshop() as shop:
-        points = [point for point in every_crash(steps_of(story, *shop)) if point.step % 4 == part]
+        crashes = every_crash(steps_of(story, *shop), thorough=thorough)
+        points = [point for point in crashes if point.step % CRASH_PARTS == part]
         crash_everywhere(story, iter(points), *shop, report)
     broken = [f"{story}, {point}: {tally.violations[0]}" for story, point, tally in report.failures]
     return Counter({"crash scenarios": report.scenarios}), broken, report.places

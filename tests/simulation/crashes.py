@@ -443,14 +443,21 @@ def watched(story: str, folder: Path, template: Path) -> tuple[Tally, list[set[P
     return tally, found
 
 
-def every_crash(steps: int) -> Iterator[CrashPoint]:
-    """Yield crashes at every step in every way: before and after it, quick and slow restarts, twice."""
+def every_crash(steps: int, *, thorough: bool = False) -> Iterator[CrashPoint]:
+    """Yield crashes at every step: before and after it, quick and slow restarts, twice in a row.
+
+    Four of these ways at each step, so that all take turns; all seven if it is to be thorough.
+    """
     for step in range(steps):
-        for after in (False, True):
-            yield CrashPoint(step, after, QUICK_S)
-            yield CrashPoint(step, after, SLOW_S)
-        for again_in in (step % 7, 20 + step % 40, 60 + step % 60):
-            yield CrashPoint(step, after=False, down_for=QUICK_S, again_in=again_in)
+        before = [CrashPoint(step, after=False, down_for=down_for) for down_for in (QUICK_S, SLOW_S)]
+        after = [CrashPoint(step, after=True, down_for=down_for) for down_for in (QUICK_S, SLOW_S)]
+        twice = [
+            CrashPoint(step, after=False, down_for=QUICK_S, again_in=again_in)
+            for again_in in (step % 7, 20 + step % 40, 60 + step % 60)
+        ]
+        yield from before
+        yield from after if thorough else [after[step % 2]]
+        yield from twice if thorough else [twice[step % 3]]
 
 
 def some_crashes(places: dict[str, list[set[Place]]]) -> dict[str, list[CrashPoint]]:
