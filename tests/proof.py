@@ -39,10 +39,10 @@ class Row(NamedTuple):
 
 
 PARTS = (
-    Part("simulate", size="SEEDS={n}", asked=5_000, asked_s=230),
-    Part("crashes", fixed_s=160),
+    Part("simulate", size="SEEDS={n}", asked=25_000, asked_s=1_600),
+    Part("crashes", fixed_s=600),
     Part("flow-crashes", fixed_s=240),
-    Part("torture", size="MINUTES={n} KILLS={n}0", asked=10, asked_s=630),
+    Part("torture", size="MINUTES={n} KILLS={n}0", asked=50, asked_s=3_100),
     Part("kills", fixed_s=70),
     Part("power-cuts", size="CUTS={n}", asked=2_000, asked_s=1_000),
     Part("consumer-kills", size="WORKER_KILLS={n}", asked=200, asked_s=300),
@@ -50,8 +50,8 @@ PARTS = (
     Part("callback-races", size="RACES={n}", asked=100_000, asked_s=900),
     Part("callback-kills", size="CALLBACK_KILLS={n}", asked=100, asked_s=300),
     Part("callback-cluster", size="CALLBACKS={n}", asked=20_000, asked_s=150),
-    Part("peace", size="TIMERS={n}", asked=100_000, asked_s=60),
-    Part("fuzz", size="N={n}", asked=1_000_000, asked_s=130),
+    Part("peace", size="TIMERS={n}", asked=1_000_000, asked_s=750),
+    Part("fuzz", size="N={n}", asked=10_000_000, asked_s=1_300),
     Part("addresses", size="ATTEMPTS={n}", asked=10_000, asked_s=20),
     Part("mutants", fixed_s=900, size="MUTANTS={n} SEED=1", asked=100, asked_s=2_000),
     Part("soak", size="SOAK_MINUTES={n}", asked=60, asked_s=3_600),

@@ -17,11 +17,11 @@ MOST_SHOWN = 10
 """Lines about what is broken."""
 
 ASKED: dict[str, dict[str, tuple[str, float]]] = {
-    "make simulate": {"seeds": (AT_LEAST, 5_000), "violations": (AT_MOST, 0)},
-    "make crashes": {"crash scenarios": (AT_LEAST, 2_000), "violations": (AT_MOST, 0)},
+    "make simulate": {"seeds": (AT_LEAST, 25_000), "violations": (AT_MOST, 0)},
+    "make crashes": {"crash scenarios": (AT_LEAST, 25_000), "violations": (AT_MOST, 0)},
     "make torture": {
-        "faults: kill -9 of the service": (AT_LEAST, 100),
-        "faults: kill -9 of the broker": (AT_LEAST, 50),
+        "faults: kill -9 of the service": (AT_LEAST, 500),
+        "faults: kill -9 of the broker": (AT_LEAST, 200),
         "recovery after kill -9 of the broker, worst s": (AT_MOST, 5),
         "recovery after kill -9 of the service, worst s": (AT_MOST, 5),
         **dict.fromkeys(
@@ -103,7 +103,7 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
         "violations": (AT_MOST, 0),
     },
     "make peace": {
-        "timers accepted": (AT_LEAST, 100_000),
+        "timers accepted": (AT_LEAST, 1_000_000),
         **dict.fromkeys(
             ("lost", "early", "published more than once", "stored more than once"), (AT_MOST, 0.0)
         ),
@@ -115,13 +115,28 @@ ASKED: dict[str, dict[str, tuple[str, float]]] = {
     },
     "make mutants": {"killed, in % of those that change behaviour": (AT_LEAST, 90)},
     "make fuzz": {
-        "inputs": (AT_LEAST, 1_000_000),
+        "inputs": (AT_LEAST, 10_000_000),
         "uncaught exceptions, slow inputs, growth": (AT_MOST, 0),
     },
     "make addresses": {"attempts": (AT_LEAST, 10_000), "sockets to a denied range": (AT_MOST, 0)},
     "make coverage": {"branch coverage in %": (AT_LEAST, 97)},
 }
 """What the counts of a command have to be, whenever they were recorded."""
+AIMED: dict[str, dict[str, float]] = {
+    "make simulate": {"seeds": 100_000},
+    "make crashes": {"crash scenarios": 50_000},
+    "make torture": {"faults: kill -9 of the service": 1_000, "faults: kill -9 of the broker": 500},
+    "make power-cuts": {"power cuts, no two of which left the same files": 20_000},
+    "make consumer-kills": {f"{kind}: kill -9 of a worker": 500 for kind in ("SQLite", "PostgreSQL")},
+    "make peace": {"timers accepted": 5_000_000},
+    "make mutants": {"killed, in % of those that change behaviour": 97},
+    "make fuzz": {"inputs": 100_000_000},
+    "make coverage": {"branch coverage in %": 100},
+}
+"""What they should be, where that is more."""
+RUN_AGAIN = frozenset({"make simulate", "make crashes", "make torture", "make peace", "make fuzz"})
+"""Commands whose last recorded run is smaller than what is asked for by now. The page says so; `make proof`
+with hours enough replaces them, and then they have to leave this list."""
 
 
 def record(command: str, counts: Counts, docs: Path = DOCS) -> None:
@@ -155,7 +170,16 @@ def conclude(counts: Counts, broken: Sequence[str], command: str | None) -> int:
 
 def asked_of(command: str) -> dict[str, tuple[str, float]]:
     """Return what the counts of a command have to be: name to `at least` or `at most`, and a number."""
-    return ASKED.get(" ".join(command.split()[:2]), {})
+    return ASKED.get(_name(command), {})
+
+
+def _name(command: str) -> str:
+    return " ".join(command.split()[:2])
+
+
+def too_small(kept: dict[str, Counts]) -> set[str]:
+    """Return the commands of which a count falls short of what is asked for."""
+    return {_name(command) for command, run in kept.items() if _missed(command, run["counts"], AT_LEAST)}
 
 
 def shortfalls(kept: dict[str, Counts]) -> list[str]:
@@ -199,15 +223,23 @@ def render(kept: dict[str, Counts]) -> str:
     """Return one table a command."""
     parts = []
     for command, run in kept.items():
-        asked = asked_of(command)
         parts.append(
             f"### `{command}`\n\nLast run on {run['on']}.\n\n| counted | | asked for |\n|---|---|---|\n"
         )
         for name, count in run["counts"].items():
-            bound = f"{asked[name][0]} {_text(asked[name][1])}" if name in asked else ""
-            parts.append(f"| {name} | {_text(count)} | {bound} |\n")
+            parts.append(f"| {name} | {_text(count)} | {_bound(command, name, count)} |\n")
         parts.append("\n")
     return "\n" + "".join(parts)
+
+
+def _bound(command: str, name: str, count: Any) -> str:
+    """Return what is asked of a count, what is aimed for, and whether that is still to come."""
+    if name not in asked_of(command):
+        return ""
+    kind, bound = asked_of(command)[name]
+    aim = AIMED.get(_name(command), {}).get(name)
+    aimed = "" if aim is None else f", aim {_text(aim)}"
+    return f"{kind} {_text(bound)}{aimed}" + ("" if _is_met(count, kind, bound) else "; **not yet**")
 
 
 def _text(count: Any) -> str:

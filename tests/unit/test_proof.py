@@ -69,10 +69,10 @@ def test_every_part_is_a_target_that_records_under_the_name_of_its_run() -> None
 
 
 def test_counts_that_are_what_is_asked_for_take_the_place_of_those_before(project: Path) -> None:
-    row = prove("fuzz N=2000000", 1.0, project)
+    row = prove("fuzz N=20000000", 1.0, project)
 
     assert (row.verdict, row.wrong) == ("kept", [])
-    assert {"make fuzz N=2000000", "make peace", "make simulate"} == load(project / "docs").keys()
+    assert {"make fuzz N=20000000", "make peace", "make simulate"} == load(project / "docs").keys()
 
 
 def test_a_run_that_is_too_small_is_shown_and_not_kept(project: Path) -> None:
