@@ -25,6 +25,7 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.server import postgres
 from tests.simulation.world import Tally, run_seed, workshop
 from tests.support.guarantees import record
+from tests.support.postgres import shared_server_url
 
 Result = tuple[Counter[str], list[str], set[Place]]
 
@@ -50,6 +51,9 @@ def main() -> int:
     counts: Counter[str] = Counter()
     broken: list[str] = []
     places: set[Place] = set()
+    if not options.crashes:
+        # One server for all processes of the pool, which end without cleaning up.
+        os.environ["TIMER_TEST_POSTGRES_URL"] = shared_server_url()
     with ProcessPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(step, *arguments) for step, *arguments in work]):
             chunk, found, killed_at = done.result()
