@@ -58,6 +58,9 @@ class Story:
     """What its tenant has not been told of yet; the first is being asked for."""
     dues_ms: set[int] = field(default_factory=set)
     """When it may be due: as it was told last, and as is being asked for."""
+    sent_before: bool = False
+    """Whether its receiver had seen it when its tenant last asked for something."""
+    sent_due_ms: int = 0
     hoped_ms: int | None = None
     """The one of these that is only being asked for."""
     accepted_s: float | None = None
@@ -80,6 +83,7 @@ class Story:
 
     def asked(self, want: Want) -> None:
         """Take note of a request that is on its way."""
+        self.sent_before = bool(self.attempts)
         if want.kind == SCHEDULE:
             self.hoped_ms = None if _ms(want.due_s) in self.dues_ms else _ms(want.due_s)
             self.dues_ms.add(_ms(want.due_s))
@@ -103,7 +107,8 @@ class Story:
         elif outcome in _ACCEPTED:
             self.dues_ms = {_ms(want.due_s)}
             self.cancelled = False
-            if self.attempts:
+            # It may fire before the answer is heard, but not have fired before it was asked for.
+            if self.sent_before or (self.attempts and self.sent_due_ms != _ms(want.due_s)):
                 self._violated("I4", f"`{outcome}` was answered after a request was sent")
         if self.accepted_s is None or outcome in _ACCEPTED:
             self.accepted_s = self.watch.now_s()
@@ -139,7 +144,7 @@ class Story:
             self._violated("I4", "a request long after `abandoned` was answered")
         if not self.attempts:
             self._check_punctual(due_ms)
-        self.id = request.id
+        self.id, self.sent_due_ms = request.id, due_ms
         self._check_number(request.attempt, life, now_ms)
         self.is_retried = False
         made, script = len(self.attempts), self.hook.answers

@@ -60,6 +60,7 @@ FOUND = {
     30_741: "a stop gave back a message as often as it had been delivered",
     70_012: "a question of one row was taken for a slow one, and a small log emptied for each batch",
     54_000_909: "a callback that was sent again on request and then given up was still waited for",
+    57_000_221: "a callback that was due at once came before its tenant heard that it was scheduled",
     20_001_296: "due timers in the hands of requests were asked for again and again without a pause",
     20_003_142: "as 20001296, with two batches at once",
     20_013_179: "the disk failed for one batch, and another published its confirmed timers again",
