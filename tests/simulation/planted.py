@@ -276,8 +276,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
         store.SqliteTimerStore,
         "_change",
         (
-            "if timers[key] is not before:",
-            "if timers[key] is not before and outcome is not Outcome.NOT_FOUND:",
+            "if after is not before:",
+            "if after is not before and outcome is not Outcome.NOT_FOUND:",
         ),
     ),
     "due time rounded down": lambda: rewritten(

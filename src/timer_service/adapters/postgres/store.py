@@ -83,8 +83,7 @@ class PostgresTimerStore:
         self._answers = answers
         self.secrets = PostgresSecretStore(answers)
         self.sealed_headers = PostgresSealedHeaders(answers)
-        self.api_keys = PostgresApiKeys(answers)
-        self.audit = PostgresAudit(answers)
+        self.api_keys, self.audit = PostgresApiKeys(answers), PostgresAudit(answers)
         self.insight, self.callback_list = PostgresInsight(answers), PostgresCallbackList(answers)
         self._hints = hints
         self._now = now
