@@ -1,7 +1,5 @@
 """The REST API in its own words: an OpenAPI 3.1 document, and a page that shows it."""
 
-import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,13 +12,14 @@ from timer_service import __version__
 from timer_service.adapters.http.api import Answer, Request, Route
 from timer_service.adapters.http.compact import CompactQuery, CreateBody, UpdateBody
 from timer_service.adapters.http.deliveries import DeliveriesQuery, RetryFilter
+from timer_service.adapters.http.openapi_answers import ANSWERS, EVENT, MODELS, SCHEMAS, ref
+from timer_service.adapters.http.openapi_page import page_of
 from timer_service.adapters.http.timer_bodies import BatchBody, NewTimerBody, PatchBody, TimerBody
 from timer_service.adapters.http.v1 import ListQuery
 
 _REF: Final = "#/components/schemas/{model}"
 _EVERYWHERE: Final = (400, 401, 403, 429, 500, 503)
 _BODY: Final = (408, 413, 415)
-_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,6 @@ class Operation:
     statuses: tuple[int, ...] = (200,)
     body: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
-    required: tuple[str, ...] = ()
-    """Members of the answer."""
     refusals: tuple[int, ...] = ()
     headers: tuple[str, ...] = field(default=())
     links: Mapping[str, Any] = field(default_factory=dict)
@@ -43,9 +40,8 @@ def _links(timer_id: str, *names: str) -> dict[str, Any]:
     return {name: {"operationId": name.replace(".", "_"), "parameters": {"id": timer_id}} for name in names}
 
 
-_CHANGE: Final = ("outcome", "timer")
 _MATCH: Final = ("If-Match", "If-None-Match")
-_COMPACT: Final = ("code", "message", "data")
+_KEY: Final = ("Idempotency-Key",)
 _OF_TIMER: Final = _links(
     "$response.body#/timer/serviceCallId",
     *("rest.get", "rest.put", "rest.patch", "rest.cancel", "rest.attempts", "rest.retry", "rest.abandon"),
@@ -53,73 +49,48 @@ _OF_TIMER: Final = _links(
 _OF_COMPACT_TIMER: Final = _links("$response.body#/data/id", "timers.get", "timers.update", "timers.cancel")
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "rest.create": Operation(
-        "Create a timer",
-        *((201, 200), NewTimerBody, None, _CHANGE, (409, 422), ("Idempotency-Key",), _OF_TIMER),
+        "Create a timer", (201, 200), NewTimerBody, refusals=(409, 422), headers=_KEY, links=_OF_TIMER
     ),
-    "rest.list": Operation("List timers, page by page", query=ListQuery, required=("timers",)),
-    "rest.batch": Operation(
-        "Create up to 1,000 timers in one transaction", (200,), BatchBody, None, ("results",)
-    ),
+    "rest.list": Operation("List timers, page by page", query=ListQuery),
+    "rest.batch": Operation("Create up to 1,000 timers in one transaction", body=BatchBody),
     "rest.dry_run": Operation(
-        "Show what a timer would send, and send nothing",
-        *(
-            (200,),
-            NewTimerBody,
-            None,
-            ("sentAt", "request", "target", "attemptsAt"),
-            (),
-            ("Idempotency-Key",),
-        ),
+        "Show what a timer would send, and send nothing", body=NewTimerBody, headers=_KEY
     ),
-    "rest.get": Operation(
-        "Show a timer", (200, 304), required=("timer",), refusals=(404,), headers=_MATCH[1:]
-    ),
+    "rest.get": Operation("Show a timer", (200, 304), refusals=(404,), headers=_MATCH[1:]),
     "rest.explain": Operation(
         "Say why a timer is as it is, also where there is none",
-        required=("cause", "text", "isWell", "at"),
         refusals=(404,),  # An id that no timer can have.
     ),
     "rest.put": Operation(
         "Create a timer, or put another one in its place",
-        *((200, 201), TimerBody, None, _CHANGE, (404, 409, 412), _MATCH, _OF_TIMER),
+        *((200, 201), TimerBody, None, (404, 409, 412), _MATCH, _OF_TIMER),
     ),
     "rest.patch": Operation(
-        "Change a scheduled timer", (200,), PatchBody, None, _CHANGE, (404, 409, 412), _MATCH[:1]
+        "Change a scheduled timer", body=PatchBody, refusals=(404, 409, 412), headers=_MATCH[:1]
     ),
-    "rest.cancel": Operation(
-        "Cancel a timer: it never fires", (200,), None, None, _CHANGE, (404, 409, 412), _MATCH[:1]
-    ),
-    "rest.attempts": Operation(
-        "Show a delivery and its failed attempts", required=("attempts",), refusals=(404,)
-    ),
-    "rest.retry": Operation(
-        "Send a callback again, under the same id", required=("delivery",), refusals=(404, 409)
-    ),
-    "rest.abandon": Operation("Make no further attempt", required=("delivery",), refusals=(404, 409)),
-    "rest.deliveries": Operation(
-        "List deliveries, page by page", query=DeliveriesQuery, required=("deliveries",)
-    ),
-    "rest.retry_all": Operation(
-        "Send again what a filter finds", (200,), RetryFilter, None, ("retried", "more")
-    ),
-    "rest.signing_keys": Operation("Show the keys that verify callbacks", required=("keys",)),
+    "rest.cancel": Operation("Cancel a timer: it never fires", refusals=(404, 409, 412), headers=_MATCH[:1]),
+    "rest.attempts": Operation("Show a delivery and its failed attempts", refusals=(404,)),
+    "rest.retry": Operation("Send a callback again, under the same id", refusals=(404, 409)),
+    "rest.abandon": Operation("Make no further attempt", refusals=(404, 409)),
+    "rest.deliveries": Operation("List deliveries, page by page", query=DeliveriesQuery),
+    "rest.retry_all": Operation("Send again what a filter finds", body=RetryFilter),
+    "rest.signing_keys": Operation("Show the keys that verify callbacks"),
     "timers.create": Operation(
         "Create a timer (compact)",
-        *((201,), CreateBody, None, _COMPACT, (422,), ("Idempotency-Key",), _OF_COMPACT_TIMER),
+        *((201,), CreateBody, None, (422,), _KEY, _OF_COMPACT_TIMER),
     ),
-    "timers.list": Operation("List timers with their number (compact)", (200,), None, CompactQuery, _COMPACT),
-    "timers.get": Operation("Show a timer (compact)", required=_COMPACT, refusals=(404,)),
-    "timers.update": Operation(
-        "Change a pending timer (compact)", (200,), UpdateBody, None, _COMPACT, (404,)
-    ),
-    "timers.cancel": Operation("Cancel a pending timer (compact)", required=_COMPACT, refusals=(404,)),
-    "timers.health": Operation("Say whether the store answers (compact)", (200, 500), required=_COMPACT),
+    "timers.list": Operation("List timers with their number (compact)", query=CompactQuery),
+    "timers.get": Operation("Show a timer (compact)", refusals=(404,)),
+    "timers.update": Operation("Change a pending timer (compact)", body=UpdateBody, refusals=(404,)),
+    "timers.cancel": Operation("Cancel a pending timer (compact)", refusals=(404,)),
+    "timers.health": Operation("Say whether the store answers (compact)", (200, 500)),
 }
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of these routes."""
-    models = {each for o in OPERATIONS.values() for each in (o.body,) if each is not None}
+    models = {told.body for told in OPERATIONS.values() if told.body is not None}
+    models.update(MODELS)
     _, schemas = models_json_schema(
         [(model, "validation") for model in sorted(models, key=_name)], ref_template=_REF
     )
@@ -137,7 +108,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "paths": paths,
         "webhooks": {"timer.reached": {"post": _webhook()}},
         "components": {
-            "schemas": {**schemas["$defs"], "Problem": _PROBLEM, "CompactProblem": _COMPACT_PROBLEM},
+            "schemas": {**schemas["$defs"], **SCHEMAS},
             "securitySchemes": {
                 "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -146,46 +117,13 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-_PROBLEM: Final[dict[str, Any]] = {
-    "type": "object",
-    "description": "RFC 9457; code, message and data are those of the compact dialect",
-    "required": ["type", "title", "status", "detail", "code", "message", "data"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["detail"],
-                "properties": {
-                    "pointer": {"type": "string"},
-                    "parameter": {"type": "string"},
-                    "detail": {"type": "string"},
-                },
-            },
-        },
-        "code": {"type": "integer"},
-        "message": {"type": "string"},
-        "data": {"type": "null"},
-    },
-}
-_COMPACT_PROBLEM: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["code", "message", "data"],
-    "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": {}},
-}
-
-
 def _operation(route: Route, told: Operation) -> dict[str, Any]:
     is_compact = route.failed is not None
     found: dict[str, Any] = {
         "operationId": route.name.replace(".", "_"),
         "summary": told.summary,
         "parameters": _parameters(route, told),
-        "responses": {str(status): _success(status, told) for status in told.statuses},
+        "responses": {str(status): _success(status, route.name, told) for status in told.statuses},
         "security": [] if route.scope is None else [{"key": []}, {"bearer": []}],
     }
     refusals = (
@@ -194,7 +132,7 @@ def _operation(route: Route, told: Operation) -> dict[str, Any]:
     for status in sorted(set(refusals) - set(told.statuses)):
         found["responses"][str(status)] = _refusal(is_compact=is_compact)
     if told.body is not None:
-        schema = {"$ref": _REF.format(model=_name(told.body))}
+        schema = ref(_name(told.body))
         found["requestBody"] = {
             "required": True,
             "content": {media_type: {"schema": schema} for media_type in route.media_types},
@@ -218,11 +156,10 @@ def _parameters(route: Route, told: Operation) -> list[dict[str, Any]]:
     return found
 
 
-def _success(status: int, told: Operation) -> dict[str, Any]:
+def _success(status: int, name: str, told: Operation) -> dict[str, Any]:
     if status == 304:
         return {"description": "As the caller has it"}
-    schema = _OBJECT | {"required": list(told.required)}
-    found = {"description": told.summary, "content": {"application/json": {"schema": schema}}}
+    found = {"description": told.summary, "content": {"application/json": {"schema": ANSWERS[name]}}}
     return {**found, "links": told.links} if told.links else found
 
 
@@ -230,8 +167,8 @@ def _refusal(*, is_compact: bool) -> dict[str, Any]:
     model, media_type = (
         ("CompactProblem", "application/json") if is_compact else ("Problem", "application/problem+json")
     )
-    schema = {"$ref": _REF.format(model=model)}
-    return {"description": "What was wrong, and what is allowed", "content": {media_type: {"schema": schema}}}
+    content = {media_type: {"schema": ref(model)}}
+    return {"description": "What was wrong, and what is allowed", "content": content}
 
 
 def _webhook() -> dict[str, Any]:
@@ -246,9 +183,7 @@ def _webhook() -> dict[str, Any]:
     return {
         "summary": "What a receiver gets, unless the timer brought a body of its own",
         "parameters": [{"name": name, "in": "header", "schema": {"type": "string"}} for name in headers],
-        "requestBody": {
-            "content": {"application/json": {"schema": _OBJECT | {"required": ["type", "data"]}}}
-        },
+        "requestBody": {"content": {"application/json": {"schema": EVENT}}},
         "responses": {"2XX": {"description": "Delivered; anything else is tried again"}},
     }
 
@@ -266,7 +201,7 @@ def _name(model: type[BaseModel]) -> str:
 def documents(routes: Sequence[Route]) -> Sequence[Route]:
     """Return the routes that describe these routes: for programs, and for people."""
     content = document(routes)
-    as_json, as_page = wire.write_json(content), _page(content).encode()
+    as_json, as_page = wire.write_json(content), page_of(content).encode()
 
     async def show_json(_: Request) -> Answer:
         return Answer(200, as_json)
@@ -278,22 +213,4 @@ def documents(routes: Sequence[Route]) -> Sequence[Route]:
     return (
         Route("GET", "/openapi.json", "rest.openapi", show_json, None),
         Route("GET", "/v1", "rest.page", show_page, None),
-    )
-
-
-def _page(content: dict[str, Any]) -> str:
-    rows = [
-        f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(told['summary'])}</p>"
-        f"<p>Answers: {', '.join(told['responses'])}</p>"
-        for path, methods in content["paths"].items()
-        for method, told in methods.items()
-    ]
-    schemas = html.escape(json.dumps(content["components"]["schemas"], indent=1))
-    return (
-        "<!doctype html><html lang=en><title>timer-service API</title>"
-        "<style>body{font:16px/1.5 system-ui;max-width:50rem;margin:2rem auto;padding:0 1rem}"
-        "pre{overflow:auto;background:#f4f4f4;padding:1rem}</style>"
-        f"<main><h1>timer-service {html.escape(__version__)}</h1>"
-        "<p>Send a key as <code>X-API-Key</code>. <a href=openapi.json>openapi.json</a></p>"
-        f"{''.join(rows)}<h2>Bodies</h2><pre tabindex=0>{schemas}</pre></main></html>"
     )
