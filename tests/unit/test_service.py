@@ -20,6 +20,7 @@ from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import StoreBusy, StoreFailed, StoreFull
 from timer_service.domain.messages import Command, Event, TenantId, TimerKey
 from timer_service.domain.timer import TimerState
+from timer_service.observability.log_summary import INTERVAL_S
 from timer_service.ports.event_sink import Published, PublishResult
 from timer_service.ports.health import Health
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack, StoreCounts, TimerQuery
@@ -775,15 +776,16 @@ async def test_other_work_goes_on_between_two_batches_that_are_deleted() -> None
 
 
 async def test_under_load_the_log_grows_with_time_and_nothing_is_left_unsaid_at_the_end() -> None:
-    rig = Rig(batch_size=2)
+    rig, loop = Rig(batch_size=2), asyncio.get_running_loop()
     await rig.keep(*backlog(500))
+    began_s = loop.time()
 
     with capture_logs() as log:
         async with rig.running():
             await rig.clock.until_waits(1)
 
     fired = [line for line in log if line["event"] == "batch.fired"]
-    assert len(fired) < 10
+    assert len(fired) <= (loop.time() - began_s) / INTERVAL_S + 2
     assert sum(line["timers"] for line in fired) == 500
     assert sum(line["batches"] for line in fired) == len(rig.bus.published)
 
