@@ -18,10 +18,12 @@ from tests.support.patience import PATIENCE_S
 from tests.support.process import run_cli
 from tests.support.timers import ACME, at
 from tests.support.world import World
+from timer_service.adapters.sqlite.audit import SqliteAudit, audit_path
 from timer_service.adapters.sqlite.backup import back_up
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
 from timer_service.domain.messages import Position, ScheduleTimer, ServiceCallId, TenantId
+from timer_service.ports.audit import Action
 from timer_service.ports.secret_store import SecretKind, StoredSecret
 from timer_service.secret_keys import key_file
 
@@ -272,3 +274,15 @@ async def test_a_backup_brings_the_secrets_but_not_the_key_that_opens_them(tmp_p
 
     assert sorted(path.name for path in tmp_path.glob("copy.db*")) == ["copy.db", "copy.db.secrets"]
     assert await SqliteSecretStore(secrets_path(tmp_path / "copy.db")).secrets_of(ACME) == [SECRET]
+
+
+async def test_a_backup_brings_who_did_what_on_the_page(tmp_path: Path) -> None:
+    async with open_sqlite_store(tmp_path / "timers.db", lambda: at(0)):
+        pass
+    done = Action(at(1), "ada", "operator", "cancel", ACME, "order-1", "Scheduled", "cancelled")
+    await SqliteAudit(audit_path(tmp_path / "timers.db")).record(done)
+
+    back_up(tmp_path / "timers.db", tmp_path / "copy.db")
+
+    [kept] = await SqliteAudit(audit_path(tmp_path / "copy.db")).page(None, None, 10)
+    assert (kept.actor, kept.action, kept.subject) == ("ada", "cancel", "order-1")

@@ -20,8 +20,8 @@ def greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode)
         f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
         + _page(settings)
         + f"  broker  {broker.url}\n"
-        f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
-        f"  data    {data}\n"
+        + _health(settings)
+        + f"  data    {data}\n"
         f"{mode}"
         "Try in another terminal:\n"
         f"  {command} watch{server}\n"
@@ -35,6 +35,12 @@ def _command() -> str:
     as_module = Path(sys.argv[0]).name == "__main__.py"
     here = f"{sys.executable} -m timer_service" if as_module else sys.argv[0]
     return "timer-service" if shutil.which("timer-service") else here
+
+
+def _health(settings: Settings) -> str:
+    if not settings.http_port:
+        return ""
+    return f"  health  http://{settings.http_host}:{settings.http_port}/readyz\n"
 
 
 def _page(settings: Settings) -> str:

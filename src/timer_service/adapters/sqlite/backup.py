@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from timer_service.adapters.sqlite.api_keys import keys_path
+from timer_service.adapters.sqlite.audit import audit_path
+from timer_service.adapters.sqlite.secrets import secrets_path
 from timer_service.domain.errors import CriticalError
 
 Counts = tuple[int, int]
 """All timers, and those that are pending."""
 
-BESIDE: Final = (".keys", ".secrets")
-"""What is added to the name of the database: keys of the API, secrets of callbacks."""
+BESIDE: Final = (keys_path, secrets_path, audit_path)
+"""Where the small files of a database are: keys of the API, secrets of callbacks, actions on the page."""
 _COUNT: Final = "SELECT count(*), count(*) FILTER (WHERE state = 'Scheduled') FROM timer_schedules"
 
 
@@ -83,8 +86,8 @@ def back_up(
 
 def _back_up_beside(database: Path, target: Path) -> None:
     """Copy the small files that belong to the database; the key that opens secrets is not one of them."""
-    for suffix in BESIDE:
-        source, copy = database.with_name(database.name + suffix), target.with_name(target.name + suffix)
+    for path_beside in BESIDE:
+        source, copy = path_beside(database), path_beside(target)
         if source.exists():
             copy.unlink(missing_ok=True)
             copy_database(source, copy, count=lambda _: (0, 0))
