@@ -131,11 +131,16 @@ _REST_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
 ]
 
 
+_HEAD: Final = ("| what | measured |", "|---|---|")
+
+
 def _measured(values: Values, rows: list[tuple[str, tuple[str, ...]]]) -> list[str]:
     """Return the rows of parts that may be measured later than the others, without those that were not."""
-    return [
-        f"| {what} | {_cell(values, names)} |" for what, names in rows if not values.keys().isdisjoint(names)
-    ]
+    return _lines(values, [row for row in rows if not values.keys().isdisjoint(row[1])])
+
+
+def _lines(values: Values, rows: list[tuple[str, tuple[str, ...]]]) -> list[str]:
+    return [f"| {what} | {_cell(values, names)} |" for what, names in rows]
 
 
 def render_sizing(results: Results) -> str:
@@ -143,9 +148,8 @@ def render_sizing(results: Results) -> str:
     values = _by_name(results)
     machine = results["machine"]
     lines = [
-        "| what | measured |",
-        "|---|---|",
-        *(f"| {what} | {_cell(values, names)} |" for what, names in _SIZING_ROWS),
+        *_HEAD,
+        *_lines(values, _SIZING_ROWS),
         *_measured(values, _REST_ROWS),
         "",
         f"Service, broker, load and subscriber shared {machine['cpus']} cores ({machine['cpu']}).",
@@ -159,9 +163,8 @@ def render_flows(results: Results) -> str:
     values = _by_name(results)
     machine = results["machine"]
     lines = [
-        "| what | measured |",
-        "|---|---|",
-        *(f"| {what} | {_cell(values, names)} |" for what, names in _FLOW_ROWS),
+        *_HEAD,
+        *_lines(values, _FLOW_ROWS),
         "",
         f"Service, broker and two workers on SQLite shared {machine['cpus']} cores ({machine['cpu']}).",
     ]
