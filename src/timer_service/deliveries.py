@@ -8,7 +8,7 @@ from timer_service.domain.errors import CriticalError, TimerNotFound, telling_of
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.ports.callback_list import CallbackList, CallbackPage, CallbackQuery
 from timer_service.ports.clock import Clock
-from timer_service.ports.delivery_store import CallbackRecord, DeliveryQuery, DeliveryStore
+from timer_service.ports.delivery_store import CallbackRecord, DeliveryQuery, DeliveryRecords
 
 
 class Deliveries:
@@ -16,7 +16,7 @@ class Deliveries:
 
     def __init__(
         self,
-        store: DeliveryStore,
+        store: DeliveryRecords,
         lists: CallbackList,
         clock: Clock,
         wake: Callable[[datetime], None],

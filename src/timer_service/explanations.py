@@ -20,7 +20,7 @@ from timer_service.domain.messages import (
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.clock import GuardedClock
 from timer_service.ports.command_source import CommandBacklog
-from timer_service.ports.delivery_store import CallbackRecord, DeliveryStore
+from timer_service.ports.delivery_store import CallbackRecord, DeliveryRecords
 from timer_service.ports.event_trail import EventTrail
 from timer_service.ports.explanation import Explanation, Facts, Obstacle
 from timer_service.ports.health import Health, Recent
@@ -50,7 +50,7 @@ class Explanations:
         self,
         *,
         store: TimerStore,
-        deliveries: DeliveryStore,
+        deliveries: DeliveryRecords,
         source: CommandBacklog,
         clock: GuardedClock,
         letters: LetterBox,

@@ -25,8 +25,8 @@ from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.sealed_headers import SealedHeaders
 from timer_service.ports.secret_store import SecretStore
 from timer_service.ports.stream_epochs import StreamEpochs
-from timer_service.ports.timer_archive import TimerArchive
-from timer_service.ports.timer_insight import TimerInsight
+from timer_service.ports.timer_archive import TimerArchive, WritableArchive
+from timer_service.ports.timer_insight import Insight
 from timer_service.ports.timer_store import TimerStore
 
 MeetHistory = Callable[[int], Awaitable[None]]
@@ -47,7 +47,7 @@ class Store(TimerStore, StreamEpochs, Protocol):
         ...
 
     @property
-    def insight(self) -> TimerInsight:
+    def insight(self) -> Insight:
         """Questions over tenants."""
         ...
 
@@ -154,7 +154,7 @@ async def open_api_keys(settings: Settings) -> AsyncIterator[ApiKeyStore]:
 
 
 @asynccontextmanager
-async def open_archives(source: str, target: str) -> AsyncIterator[tuple[TimerArchive, TimerArchive]]:
+async def open_archives(source: str, target: str) -> AsyncIterator[tuple[TimerArchive, WritableArchive]]:
     """Open two stores that no service is using, one to be copied into the other."""
     if source == target:
         raise InvalidConfiguration("--from and --to name the same store")
@@ -162,7 +162,7 @@ async def open_archives(source: str, target: str) -> AsyncIterator[tuple[TimerAr
         yield one, other
 
 
-def open_archive(url: str, *, as_source: bool) -> AbstractAsyncContextManager[TimerArchive]:
+def open_archive(url: str, *, as_source: bool) -> AbstractAsyncContextManager[WritableArchive]:
     """Open one store that no service is using."""
     option = "--from" if as_source else "--to"
     if url.startswith("sqlite:///") and url != "sqlite:///":

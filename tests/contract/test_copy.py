@@ -29,7 +29,7 @@ from timer_service.domain.messages import Command, TenantId, Trace
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.delivery_store import CallbackRecord, Finished
 from timer_service.ports.secret_store import SecretKind, StoredSecret
-from timer_service.ports.timer_archive import TimerArchive
+from timer_service.ports.timer_archive import CopyState, WritableArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
 from timer_service.stores import open_archive, open_archives, open_keys_at, open_secrets_at
 from timer_service.workflows.copy_secrets import copy_keys, copy_secrets
@@ -92,15 +92,24 @@ class Interrupted(Exception):
 
 
 class _Unended:
-    """An archive that does everything but the last step."""
+    """An archive whose copy does everything but the last step."""
 
-    def __init__(self, archive: TimerArchive) -> None:
+    def __init__(self, archive: WritableArchive) -> None:
         self._archive = archive
+        self.copying = _UnendedCopy(archive.copying)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._archive, name)
 
-    async def end_copy(self) -> None:
+
+class _UnendedCopy:
+    def __init__(self, copying: CopyState) -> None:
+        self._copying = copying
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._copying, name)
+
+    async def end(self) -> None:
         raise Interrupted
 
 
@@ -285,9 +294,9 @@ async def test_a_store_whose_timers_were_moved_can_be_used_again(
     await copy(source, f"sqlite:///{tmp_path / 'two.db'}")
 
     async with open_archive(source, as_source=True) as archive:
-        moved_to = [await archive.reopen()]
+        moved_to = [await archive.copying.reopen()]
     async with open_archive(source, as_source=True) as archive:
-        moved_to.append(await archive.reopen())
+        moved_to.append(await archive.copying.reopen())
 
     assert moved_to == [f"sqlite:///{tmp_path / 'two.db'}", None]
     async with opened(source) as store:
@@ -305,7 +314,7 @@ async def test_a_copy_that_ends_between_its_last_two_steps_leaves_no_store_usabl
         async with open_archives(source, target) as (one, other):
             await copy_timers(
                 source=one,
-                target=cast(TimerArchive, _Unended(other)),
+                target=cast(WritableArchive, _Unended(other)),
                 restart=False,
                 progress=lambda *_: None,
             )

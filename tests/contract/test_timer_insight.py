@@ -8,7 +8,7 @@ from tests.support.timers import ACME, GLOBEX, at, call, cancel, correlation, sc
 from timer_service.domain.callback import Callback
 from timer_service.domain.messages import DueTimeReached, TenantId
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import Glance, Shares, TimerFilter, TimerInsight
+from timer_service.ports.timer_insight import Glance, Insight, Shares, TimerFilter
 from timer_service.stores import Store
 
 NAMES = ("a", "b", "c", "d", "ü")
@@ -184,7 +184,7 @@ async def test_the_timers_of_one_request_are_found_over_tenants(store: Store) ->
     assert [timer.key for timer in ours.timers] == [(ACME, "c")]
 
 
-async def _read(insight: TimerInsight, wanted: TimerFilter, size: int) -> list[Timer]:
+async def _read(insight: Insight, wanted: TimerFilter, size: int) -> list[Timer]:
     """Read a list to its end."""
     page = await insight.page(wanted, size)
     timers = list(page.timers)
@@ -196,7 +196,7 @@ async def _read(insight: TimerInsight, wanted: TimerFilter, size: int) -> list[T
     return timers
 
 
-async def _read_back(insight: TimerInsight, wanted: TimerFilter, size: int, last: Timer) -> list[Timer]:
+async def _read_back(insight: Insight, wanted: TimerFilter, size: int, last: Timer) -> list[Timer]:
     """Read a list from its last timer to its beginning."""
     timers, before = [last], wanted.place(last)
     while True:

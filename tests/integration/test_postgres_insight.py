@@ -15,7 +15,7 @@ from timer_service.adapters.postgres.insight import PostgresInsight
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import TimerState
-from timer_service.ports.timer_insight import TimerInsight
+from timer_service.ports.timer_insight import Insight
 from timer_service.testing import START
 
 TIED = 20_000
@@ -53,7 +53,7 @@ class Asked:
         return await self._answers.ask(sql, *parameters)
 
 
-async def most_read(url: str, ask: Callable[[TimerInsight], Awaitable[object]]) -> tuple[int, int]:
+async def most_read(url: str, ask: Callable[[Insight], Awaitable[object]]) -> tuple[int, int]:
     """Return the rows and the pages that the server reads for an answer, by the worse of its plans."""
     async with open_postgres_store(url, lambda: START) as store:
         asked = Asked(store._answers)
@@ -92,7 +92,7 @@ async def test_no_question_reads_more_where_there_are_more_timers() -> None:
 @pytest.mark.parametrize("way", ["to it", "into it", "back"])
 async def test_a_list_costs_a_page_where_very_many_are_due_at_one_moment(way: str) -> None:
     inside = MOMENT, TenantId("tenant-50"), call("order-010000")
-    ways: dict[str, Callable[[TimerInsight], Awaitable[object]]] = {
+    ways: dict[str, Callable[[Insight], Awaitable[object]]] = {
         "to it": lambda insight: insight.page(of(), 50),
         "into it": lambda insight: insight.page(of(), 50, after=inside),
         "back": lambda insight: insight.page(of(), 50, before=inside),

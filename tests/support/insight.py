@@ -6,7 +6,7 @@ from datetime import timedelta
 from tests.support.timers import at, call, correlation
 from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import TimerState
-from timer_service.ports.timer_insight import TimerFilter, TimerInsight
+from timer_service.ports.timer_insight import Insight, TimerFilter
 
 FEW, MANY = 2_400, 7_200
 """Pending timers and as many that have fired; more than are looked through for one page."""
@@ -21,7 +21,7 @@ def of(*tenants: TenantId, state: TimerState = TimerState.SCHEDULED) -> TimerFil
     return TimerFilter(frozenset(tenants) or None, state)
 
 
-QUESTIONS: dict[str, Callable[[TimerInsight], Awaitable[object]]] = {
+QUESTIONS: dict[str, Callable[[Insight], Awaitable[object]]] = {
     "page": lambda insight: insight.page(of(), 50),
     "deep": lambda insight: insight.page(of(), 50, after=_DEEP),
     "back": lambda insight: insight.page(of(), 50, before=_DEEP),

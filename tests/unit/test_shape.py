@@ -13,10 +13,13 @@ SOURCES = (ROOT / "src" / "timer_service", ROOT / "client" / "src" / "timer_clie
 OURS = ("timer_service", "timer_client")
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Member = ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign
 
 MAX_MODULE_LINES = 350
 MAX_CLASS_LINES = 200
 MAX_FUNCTION_LINES = 40
+MAX_PORT_MEMBERS = 8
+"""Of its own: what it inherits from another port is counted there."""
 MAX_FLOWS_LINES = 900
 """Of durable functions with all journals: this much a timer service owes its users, and no more."""
 REPEATED_LINES = 6
@@ -58,6 +61,17 @@ def test_every_function_fits_on_a_screen() -> None:
     too_long = {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES}
     assert {name: lines for name, lines in too_long.items() if name not in TABLES} == {}
     assert TABLES.keys() <= too_long.keys()
+
+
+def test_every_port_is_small() -> None:
+    members = {
+        f"{path.name}::{node.name}": sum(isinstance(each, Member) for each in node.body)
+        for path in sorted((SOURCES[0] / "ports").glob("*.py"))
+        for node in _tree(path).body
+        if isinstance(node, ast.ClassDef) and "Protocol" in {ast.unparse(base) for base in node.bases}
+    }
+
+    assert {name: count for name, count in members.items() if count > MAX_PORT_MEMBERS} == {}
 
 
 def test_durable_functions_stay_small() -> None:

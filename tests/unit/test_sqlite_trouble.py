@@ -146,9 +146,9 @@ async def test_a_copy_that_is_itself_unfinished_is_no_source(tmp_path: Path) -> 
         open_sqlite_archive(tmp_path / "half.db", lambda: START, must_exist=False) as half,
         open_sqlite_archive(tmp_path / "target.db", lambda: START, must_exist=False) as target,
     ):
-        await half.begin_copy("sqlite:///elsewhere.db")
+        await half.copying.begin("sqlite:///elsewhere.db")
 
         with pytest.raises(CriticalError, match="is itself an unfinished copy"):
             await copy_timers(source=half, target=target, restart=False, progress=lambda *_: None)
 
-        assert await target.unfinished_copy_of() is None
+        assert await target.copying.unfinished_copy_of() is None

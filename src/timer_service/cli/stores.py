@@ -88,7 +88,7 @@ async def _reopen(url: str) -> str | None:
     from timer_service.stores import open_archive  # noqa: PLC0415 - as below
 
     async with open_archive(url, as_source=True) as archive:
-        return await archive.reopen()
+        return await archive.copying.reopen()
 
 
 async def _copy(options: argparse.Namespace) -> CopyReport:

@@ -117,8 +117,8 @@ class DeliveryCounts:
     oldest_overdue_at: datetime | None
 
 
-class DeliveryStore(Protocol):
-    """The durable table of deliveries, beside that of the timers."""
+class DeliveryQueue(Protocol):
+    """What waits to be sent, as the loop that sends it needs it."""
 
     is_shared: bool
     """Whether other instances may use it, too, and leave behind what they have claimed."""
@@ -155,6 +155,14 @@ class DeliveryStore(Protocol):
         """
         ...
 
+    async def count(self, now: datetime) -> DeliveryCounts:
+        """Count what there is, without holding up anything else."""
+        ...
+
+
+class DeliveryRecords(Protocol):
+    """What became of callbacks, and what their owner may do about it."""
+
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
         """Return what is kept of the callbacks of these timers; a timer without one is missing."""
         ...
@@ -174,6 +182,6 @@ class DeliveryStore(Protocol):
         """End a waiting delivery; return it as it is then, or None if there is none."""
         ...
 
-    async def count(self, now: datetime) -> DeliveryCounts:
-        """Count what there is, without holding up anything else."""
-        ...
+
+class DeliveryStore(DeliveryQueue, DeliveryRecords, Protocol):
+    """The durable table of deliveries, beside that of the timers."""

@@ -88,7 +88,10 @@ class Failing:
 
 
 class TimerInsight(Protocol):
-    """Questions over tenants. They cost what they show, not what there is. All may raise TransientError."""
+    """Timers of all tenants. A question costs what it shows, not what there is.
+
+    All may raise TransientError.
+    """
 
     async def page(
         self, wanted: TimerFilter, limit: int, *, after: Place | None = None, before: Place | None = None
@@ -101,23 +104,6 @@ class TimerInsight(Protocol):
 
     async def count(self, wanted: TimerFilter, at_most: int) -> int:
         """Count timers, but not beyond a number."""
-        ...
-
-    async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
-        """Count what is scheduled between each two neighbouring moments: from one, before the next.
-
-        This costs what there is between the first and the last.
-        """
-        ...
-
-    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
-        """Count what is scheduled in a span, of all tenants. This costs what there is in the span."""
-        ...
-
-    async def glance(
-        self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
-    ) -> Sequence[Glance]:
-        """Return what each tenant has to come, in the order in which they are named."""
         ...
 
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, Timer]:
@@ -134,6 +120,31 @@ class TimerInsight(Protocol):
         """Return timers of one tenant whose ids begin so, by id."""
         ...
 
+
+class TenantInsight(Protocol):
+    """What tenants have, in numbers. All may raise TransientError."""
+
+    async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
+        """Return who has timers, in any state, by name."""
+        ...
+
+    async def glance(
+        self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
+    ) -> Sequence[Glance]:
+        """Return what each tenant has to come, in the order in which they are named."""
+        ...
+
+    async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
+        """Count what is scheduled between each two neighbouring moments: from one, before the next.
+
+        This costs what there is between the first and the last.
+        """
+        ...
+
+    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+        """Count what is scheduled in a span, of all tenants. This costs what there is in the span."""
+        ...
+
     async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:
         """Return the callbacks that failed for good, those with the newest failure first.
 
@@ -141,6 +152,6 @@ class TimerInsight(Protocol):
         """
         ...
 
-    async def tenants(self, limit: int, after: TenantId | None = None) -> Sequence[TenantId]:
-        """Return who has timers, in any state, by name."""
-        ...
+
+class Insight(TimerInsight, TenantInsight, Protocol):
+    """All that can be asked about timers of all tenants."""

@@ -123,13 +123,8 @@ class DueTimers(Protocol):
         ...
 
 
-class TimerStore(Protocol):
+class TimerStore(DueTimers, Protocol):
     """The durable table of timers."""
-
-    @property
-    def max_claims(self) -> int:
-        """How many claims may be open at the same time, at least 2."""
-        ...
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply commands in the given order, all in one durable transaction, and say what each did.

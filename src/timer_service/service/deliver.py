@@ -10,7 +10,7 @@ from timer_service.domain.errors import TransientError
 from timer_service.domain.lanes import MAX_SLOTS, Lane, Lanes
 from timer_service.domain.messages import Event, TimerKey
 from timer_service.ports.callback_sender import CallbackSender
-from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore
+from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryQueue
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Backoff
 from timer_service.workflows.deliver_callbacks import Attempted, WaitingList, attempt
@@ -37,7 +37,7 @@ class Delivering:
     def __init__(
         self,
         around: Surroundings,
-        store: DeliveryStore,
+        store: DeliveryQueue,
         sender: CallbackSender,
         *,
         slots: int = MAX_SLOTS,

@@ -9,7 +9,7 @@ from timer_service.observability.work_log import WorkLog
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
-from timer_service.ports.delivery_store import DeliveryStore
+from timer_service.ports.delivery_store import DeliveryQueue
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
 from timer_service.workflows.open_questions import OpenQuestions
@@ -25,7 +25,7 @@ class Surroundings:
     clock: Clock
     chance: Callable[[], float]
     metrics: Metrics
-    deliveries: DeliveryStore | None = None
+    deliveries: DeliveryQueue | None = None
     sender: CallbackSender | None = None
     """Without these two no timer fires over HTTP."""
     work_log: WorkLog = field(default_factory=WorkLog)

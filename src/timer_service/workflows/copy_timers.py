@@ -11,7 +11,7 @@ from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import Position, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.delivery_store import CallbackRecord
-from timer_service.ports.timer_archive import TimerArchive
+from timer_service.ports.timer_archive import TimerArchive, WritableArchive
 
 COPY_BATCH: Final = 2_000
 COPY_CALLBACKS: Final = 100
@@ -33,7 +33,7 @@ class CopyReport:
 async def copy_timers(
     *,
     source: TimerArchive,
-    target: TimerArchive,
+    target: WritableArchive,
     restart: bool,
     progress: Progress,
     batch_size: int = COPY_BATCH,
@@ -63,22 +63,22 @@ async def copy_timers(
         )
     # In this order: a crash in between leaves neither store usable, and the same command goes on. In the
     # other one both would fire everything.
-    await source.mark_moved(target.name)
-    await target.end_copy()
+    await source.copying.mark_moved(target.name)
+    await target.copying.end()
     return found
 
 
-async def _begin(source: TimerArchive, target: TimerArchive, *, restart: bool) -> None:
-    if await source.unfinished_copy_of() is not None:
+async def _begin(source: TimerArchive, target: WritableArchive, *, restart: bool) -> None:
+    if await source.copying.unfinished_copy_of() is not None:
         raise CriticalError(f"{source.name} is itself an unfinished copy: finish that one first")
-    unfinished = await target.unfinished_copy_of()
+    unfinished = await target.copying.unfinished_copy_of()
     if unfinished is None:
         if await target.count():
             raise CriticalError(f"{target.name} holds timers already: copy into an empty store")
-        await target.begin_copy(source.name)
+        await target.copying.begin(source.name)
     elif restart:
         await target.clear()
-        await target.begin_copy(source.name)
+        await target.copying.begin(source.name)
     elif unfinished != source.name:
         raise CriticalError(
             f"{target.name} holds an unfinished copy of {unfinished}: finish that one, or use --restart"

@@ -18,7 +18,7 @@ from timer_service.domain.messages import Event, ServiceCallId, TenantId, TimerK
 from timer_service.domain.values import value
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.clock import Clock
-from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryStore, Finished, Place
+from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryQueue, Finished, Place
 
 MAX_FOUND: Final = 250
 """What a look takes in at once; if there is more, the next one goes on. Meanwhile others may begin."""
@@ -38,7 +38,7 @@ class Attempted:
 class WaitingList:
     """What waits, as far as it is in memory: who is next, and where the next look goes on."""
 
-    def __init__(self, store: DeliveryStore, lanes: Lanes[TimerKey]) -> None:
+    def __init__(self, store: DeliveryQueue, lanes: Lanes[TimerKey]) -> None:
         self._store = store
         self.lanes = lanes
         self._place: Place | None = None

@@ -14,9 +14,9 @@ from timer_service.adapters.postgres.connections import (
     Address,
     Connection,
     Connections,
-    commit,
     open_connections,
 )
+from timer_service.adapters.postgres.copy_state import PostgresCopyState
 from timer_service.adapters.postgres.delivery_statements import (
     GET_ATTEMPTS,
     GET_CALLBACKS,
@@ -27,7 +27,7 @@ from timer_service.adapters.postgres.delivery_statements import (
 )
 from timer_service.adapters.postgres.epochs import READ as READ_EPOCHS
 from timer_service.adapters.postgres.epochs import insert_epochs, stream_epochs
-from timer_service.adapters.postgres.schema import IS_COPY, migrate, moved_to
+from timer_service.adapters.postgres.schema import migrate
 from timer_service.adapters.postgres.secrets import PostgresSecretStore
 from timer_service.adapters.postgres.statements import CALLBACK_TABLES
 from timer_service.domain.epochs import StreamEpoch
@@ -56,17 +56,6 @@ SET LOCAL statement_timeout = 0;
 SET LOCAL idle_in_transaction_session_timeout = 0;
 SET LOCAL synchronous_commit = on;
 LOCK TABLE timer_schedules, timer_callbacks, callback_deliveries, callback_attempts IN EXCLUSIVE MODE
-"""
-# With the lock's own transaction. Every user of the service may read it.
-_MARK_MOVED: Final = """
-CREATE TABLE IF NOT EXISTS timer_moved (target text NOT NULL);
-GRANT SELECT ON timer_moved TO PUBLIC;
-DELETE FROM timer_moved
-"""
-# Whoever has connected meanwhile has to connect again, and is then refused.
-_PART_WITH_OTHERS: Final = """
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = $1
 """
 _READ: Final = f"""
 SELECT {rows.TIMER_COLUMNS} FROM timer_schedules
@@ -131,10 +120,16 @@ class PostgresArchive:
         self._connections = connections
         self._connection = connection
         self.name = connections.where
+        self.copying = PostgresCopyState(connections, connection)
 
     async def count(self) -> int:
         """Return how many timers there are."""
         return int(await self._value("SELECT count(*) FROM timer_schedules"))
+
+    async def last_key(self) -> TimerKey | None:
+        """Return the greatest key."""
+        row = await self._connection.fetchrow(_LAST)
+        return (TenantId(row[0]), ServiceCallId(row[1])) if row else None
 
     async def read(self, after: TimerKey | None, limit: int) -> list[Timer]:
         """Return the next timers in the order of the key."""
@@ -163,47 +158,10 @@ class PostgresArchive:
         return stream_epochs(await self._connection.fetch(READ_EPOCHS))
 
     async def write_epochs(self, epochs: Sequence[StreamEpoch]) -> None:
-        """Put these epochs in the place of all that were there."""
+        """Replace all epochs with these."""
         async with self._connections.transaction_on(self._connection):
             await self._connection.execute("DELETE FROM timer_stream_epochs")
             await insert_epochs(self._connection, epochs)
-
-    async def last_key(self) -> TimerKey | None:
-        """Return the greatest key."""
-        row = await self._connection.fetchrow(_LAST)
-        return (TenantId(row[0]), ServiceCallId(row[1])) if row else None
-
-    async def unfinished_copy_of(self) -> str | None:
-        """Return the name of the store that is being copied into this one."""
-        if not await self._value(IS_COPY):
-            return None
-        return str(await self._value("SELECT max(source) FROM timer_copy"))
-
-    async def begin_copy(self, source: str) -> None:
-        """Remember that this database is being filled."""
-        async with self._connections.transaction_on(self._connection):
-            await self._connection.execute("CREATE TABLE IF NOT EXISTS timer_copy (source text NOT NULL)")
-            await self._connection.execute("DELETE FROM timer_copy")
-            await self._connection.execute("INSERT INTO timer_copy VALUES ($1)", source)
-
-    async def end_copy(self) -> None:
-        """Forget that: the copy is whole. Fresh statistics make for good plans from the start."""
-        await self._connection.execute("ANALYZE timer_schedules", timeout=STEP_TIMEOUT_S)
-        await self._connection.execute("DROP TABLE timer_copy")
-
-    async def mark_moved(self, target: str) -> None:
-        """Remember that the timers are elsewhere now, and let no instance that is connected go on."""
-        await self._connection.execute(_MARK_MOVED)
-        await self._connection.execute("INSERT INTO timer_moved VALUES ($1)", target)
-        await commit(self._connection)
-        await self._connection.fetchval(_PART_WITH_OTHERS, APPLICATION_NAME)
-
-    async def reopen(self) -> str | None:
-        """Forget that; return where they were moved to."""
-        target = await moved_to(self._connection)
-        await self._connection.execute("DROP TABLE IF EXISTS timer_moved")
-        await commit(self._connection)
-        return target
 
     async def clear(self) -> None:
         """Delete every timer."""

@@ -14,12 +14,12 @@ from timer_service.adapters import callback_rows as columns
 from timer_service.adapters import rows
 from timer_service.adapters.sqlite import statements
 from timer_service.adapters.sqlite.connections import connect
+from timer_service.adapters.sqlite.copy_state import SqliteCopyState
 from timer_service.adapters.sqlite.deliveries import CALLBACK_TABLES, GET, WRITE_RECORDS
 from timer_service.adapters.sqlite.epochs import insert_epochs, read_epochs
 from timer_service.adapters.sqlite.errors import translated
 from timer_service.adapters.sqlite.opening import prepare, try_to_open
 from timer_service.adapters.sqlite.ownership import sole_owner
-from timer_service.adapters.sqlite.schema import COPY, MOVED, NEW, exists, moved_to
 from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import CriticalError
 from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
@@ -66,10 +66,16 @@ class SqliteArchive:
         self._path = path
         self._connection = connection
         self.name = f"sqlite:///{path}"
+        self.copying = SqliteCopyState(path, connection)
 
     async def count(self) -> int:
         """Return how many timers there are."""
         return int((await self._fetch("SELECT count(*) FROM timer_schedules"))[0][0])
+
+    async def last_key(self) -> TimerKey | None:
+        """Return the greatest key."""
+        found = await self._fetch(_LAST)
+        return (TenantId(found[0][0]), ServiceCallId(found[0][1])) if found else None
 
     async def read(self, after: TimerKey | None, limit: int) -> list[Timer]:
         """Return the next timers in the order of the key."""
@@ -101,62 +107,18 @@ class SqliteArchive:
             return await read_epochs(self._connection)
 
     async def write_epochs(self, epochs: Sequence[StreamEpoch]) -> None:
-        """Put these epochs in the place of all that were there."""
+        """Replace all epochs with these."""
         with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             await self._connection.execute("DELETE FROM timer_stream_epochs")
             await insert_epochs(self._connection, epochs)
             await self._connection.execute("COMMIT")
 
-    async def last_key(self) -> TimerKey | None:
-        """Return the greatest key."""
-        found = await self._fetch(_LAST)
-        return (TenantId(found[0][0]), ServiceCallId(found[0][1])) if found else None
-
-    async def unfinished_copy_of(self) -> str | None:
-        """Return the name of the store that is being copied into this one."""
-        with translated(self._path):
-            if not await exists(self._connection, COPY):
-                return None
-        return str((await self._fetch(f"SELECT max(source) FROM {COPY}"))[0][0])  # noqa: S608
-
-    async def begin_copy(self, source: str) -> None:
-        """Remember that this file is being filled."""
-        await self._remember(COPY, "source", source)
-
-    async def end_copy(self) -> None:
-        """Forget that: the copy is whole."""
-        with translated(self._path):
-            await self._connection.execute(f"DROP TABLE IF EXISTS {NEW}")
-            await self._connection.execute(f"DROP TABLE {COPY}")
-
-    async def mark_moved(self, target: str) -> None:
-        """Remember that the timers are elsewhere now."""
-        await self._remember(MOVED, "target", target)
-
-    async def reopen(self) -> str | None:
-        """Forget that; return where they were moved to."""
-        with translated(self._path):
-            target = await moved_to(self._connection)
-            await self._connection.execute(f"DROP TABLE IF EXISTS {MOVED}")
-        return target
-
     async def clear(self) -> None:
         """Delete every timer."""
         with translated(self._path):
             for table in ("timer_schedules", *CALLBACK_TABLES):
                 await self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
-
-    async def _remember(self, table: str, column: str, value: str) -> None:
-        """Keep one text in a table of its own."""
-        with translated(self._path):
-            await self._connection.execute("BEGIN IMMEDIATE")
-            await self._connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {table} ({column} TEXT NOT NULL) STRICT"
-            )
-            await self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
-            await self._connection.execute(f"INSERT INTO {table} VALUES (?)", (value,))  # noqa: S608
-            await self._connection.execute("COMMIT")
 
     async def _fetch(self, sql: str, *parameters: Any) -> list[Any]:
         with translated(self._path):

@@ -12,7 +12,7 @@ from typing import Final
 from timer_service.domain.errors import TransientError
 from timer_service.domain.forecast import Span, edges
 from timer_service.domain.messages import TenantId
-from timer_service.ports.timer_insight import Shares, TimerInsight
+from timer_service.ports.timer_insight import Shares, TenantInsight
 from timer_service.waiting import owned
 
 WAIT_S: Final = 0.01
@@ -64,7 +64,9 @@ class _Kept:
 class DueDesk:
     """Counts what somebody has asked for, one after the other, and remembers it for all."""
 
-    def __init__(self, insight: TimerInsight, elapsed_s: Callable[[], float], wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self, insight: TenantInsight, elapsed_s: Callable[[], float], wait_s: float = WAIT_S
+    ) -> None:
         self._insight = insight
         self._elapsed_s = elapsed_s
         self._wait_s = wait_s

@@ -22,7 +22,7 @@ from timer_service.domain.errors import CommandRefused
 from timer_service.domain.spoken import count_text
 from timer_service.ports.delivery_store import DeliveryQuery
 from timer_service.ports.letter_box import Letter
-from timer_service.ports.timer_insight import TimerInsight
+from timer_service.ports.timer_insight import TenantInsight
 
 SHOWN_LETTERS: Final = 50
 MAX_FAILED: Final = 100
@@ -33,7 +33,7 @@ class RefusedScreens:
     """Dead letters and failed callbacks, one by one and in groups."""
 
     def __init__(
-        self, desk: LetterDesk, deliveries: Deliveries, insight: TimerInsight, auditor: Auditor
+        self, desk: LetterDesk, deliveries: Deliveries, insight: TenantInsight, auditor: Auditor
     ) -> None:
         self._desk = desk
         self._deliveries = deliveries

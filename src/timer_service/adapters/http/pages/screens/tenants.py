@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Final
 
 from timer_service.adapters.http.pages.visit import Screen, Visit, address, by_curl
-from timer_service.ports.timer_insight import TimerInsight
+from timer_service.ports.timer_insight import TenantInsight
 
 PAGE: Final = 20
 MAX_COUNTED: Final = 1_000
@@ -15,7 +15,7 @@ HOUR: Final = timedelta(hours=1)
 class TenantsScreen:
     """The tenants, by name."""
 
-    def __init__(self, insight: TimerInsight) -> None:
+    def __init__(self, insight: TenantInsight) -> None:
         self._insight = insight
 
     async def show(self, visit: Visit) -> Screen:

@@ -13,7 +13,7 @@ from timer_service.bulk import BulkDesk
 from timer_service.domain.api_keys import Scope
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.domain.timer import Timer, TimerState
-from timer_service.ports.timer_insight import TimerFilter, TimerInsight
+from timer_service.ports.timer_insight import Insight, TimerFilter
 
 PAGE: Final = 50
 MAX_COUNTED: Final = 10_000
@@ -25,7 +25,7 @@ MAX_SEARCHED: Final = 100
 class TimersScreen:
     """The lists."""
 
-    def __init__(self, insight: TimerInsight, desk: BulkDesk) -> None:
+    def __init__(self, insight: Insight, desk: BulkDesk) -> None:
         self._insight = insight
         self._desk = desk
 
