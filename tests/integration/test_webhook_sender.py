@@ -161,6 +161,26 @@ async def test_a_large_answer_is_not_read_to_its_end_and_nothing_is_decompressed
     assert MAX_RESPONSE_BYTES == 16 * 1024
 
 
+async def test_what_follows_a_small_body_is_not_read_without_an_end() -> None:
+    size = 64 * 1024 * 1024
+    written = []
+
+    async def flood(_: Received, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx-trailer: ")
+        with suppress(ConnectionError):
+            for __ in range(64):
+                writer.write(b"." * (size // 64))
+                await writer.drain()
+                written.append(size // 64)
+        return False
+
+    async with receiving(answer=flood) as receiver, sending() as sender:
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Answered(200)
+    assert sum(written) < size // 2  # What the sockets held, and no more.
+
+
 def answer(status: int, body: bytes) -> bytes:
     return f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 

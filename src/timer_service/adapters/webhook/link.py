@@ -10,6 +10,7 @@ from timer_service.domain.delivery import Answered, is_success
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024
 MAX_HEAD_BYTES: Final = 64 * 1024
+"""Of a head, and of all that comes with a body without being part of it: sizes of chunks, trailers."""
 _SWITCHING: Final = 101
 _WANTED: Final = frozenset({b"retry-after", b"webhook-retry", b"location"})
 
@@ -69,7 +70,7 @@ class Link(asyncio.Protocol):
         # Another parser for each answer: nothing of the one before is left in it.
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[bytes, str] = {}
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._rest_bytes = 0
         self._head_only = head_only
         self.answer, self.said = None, b""
         self._ended = asyncio.get_running_loop().create_future()
@@ -103,6 +104,8 @@ class Link(asyncio.Protocol):
             return
         if self.answer is None:
             self._head_bytes += len(data)
+        else:
+            self._rest_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -112,6 +115,8 @@ class Link(asyncio.Protocol):
             self._end(NotHttp())
         if self.answer is None and self._head_bytes > MAX_HEAD_BYTES:
             self._end(NotHttp())
+        if self._rest_bytes - self._body_bytes > MAX_HEAD_BYTES:
+            self._end(None)  # The parser keeps what it reads of a trailer, however long it gets.
 
     # The parser calls these.
 
