@@ -49,7 +49,7 @@ def wire_bytes(message: Message, *, in_full: bool, proxy_headers: Sequence[str] 
         f"{message.method} {message.url if in_full else '/' + path} HTTP/1.1",
         f"host: {place}",
         *(proxy_headers if in_full else ()),
-        "accept: */*",
+        *(() if "accept" in message.headers else ("accept: */*",)),
         f"content-length: {len(message.body)}",
         *[f"{name}: {value}" for name, value in message.headers.items()],
     ]
