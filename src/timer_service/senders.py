@@ -39,7 +39,7 @@ def sealing_keys(settings: Settings) -> SecretKeys:
 
 def address_rules(settings: Settings) -> AddressRules:
     """Return which addresses callbacks may go to."""
-    ours = {port for port in (settings.http_port, settings.api_port) if port}
+    ours = {port for port in (settings.http_port, settings.api_port, settings.page_port) if port}
     return AddressRules(read_allowed(settings.callback_allow or ""), is_ours=listening_here(ours))
 
 

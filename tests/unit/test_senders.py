@@ -78,10 +78,13 @@ async def test_an_allowed_range_does_not_open_the_ports_of_the_service_itself(tm
 
 
 def test_only_addresses_of_this_machine_count_as_our_own() -> None:
-    rules = address_rules(load_settings(callback_allow="127.0.0.0/8", http_port=8080, api_port=8081))
+    ours = {"http_port": 8080, "api_port": 8081, "page_port": 8082}
+    rules = address_rules(load_settings(callback_allow="127.0.0.0/8", **ours))
 
-    assert rules.denial("127.0.0.1", 8081) is not None
-    assert rules.denial("127.0.0.1", 8082) is None
+    assert [rules.denial("127.0.0.1", port) is None for port in (8080, 8081, 8082, 8083)] == [
+        *(False, False, False),
+        True,
+    ]
     assert rules.denial("8.8.8.8", 8080) is None
 
 
