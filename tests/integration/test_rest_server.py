@@ -64,3 +64,26 @@ async def test_a_stranger_with_a_large_body_is_answered_before_it_is_read() -> N
             writer.close()
 
     assert answer.startswith(b"HTTP/1.1 401")
+
+
+async def test_connections_beyond_the_bound_are_told_to_come_again_and_closed() -> None:
+    site = await Site().open()
+    request = f"GET /v1/timers HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEYS[ACME]}\r\n\r\n".encode()
+
+    with listener() as place:
+        async with serving_api(site.app, place, max_connections=2), asyncio.timeout(PATIENCE_S):
+            silent = [await asyncio.open_connection(*place.getsockname()) for _ in range(2)]
+            answers = []
+            for _ in range(3):  # Whoever is silent is not asked for a request first.
+                reader, writer = await asyncio.open_connection(*place.getsockname())
+                answers.append(await reader.read())
+                writer.close()
+            reader, writer = silent[0]
+            writer.write(request)
+            served = await reader.readuntil(b"\r\n\r\n")
+            for _, writer in silent:
+                writer.close()
+
+    assert {answer.partition(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 503 Service Unavailable"}
+    assert all(b"retry-after: 1\r\n" in answer for answer in answers)
+    assert served.startswith(b"HTTP/1.1 200")

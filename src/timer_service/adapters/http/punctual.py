@@ -1,27 +1,41 @@
-"""Connections on which the head of a request is bounded, in time and size: uvicorn takes any, forever."""
+"""Connections that are bounded in number, and whose requests have heads that are bounded in time and size.
+
+uvicorn takes any, forever: it counts connections only once a request has come on one.
+"""
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S: Final = 10.0
 """From the connection, or from the answer before, to the end of the next request's headers."""
 MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_CONNECTIONS: Final = 2_048
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
 class PunctualProtocol(HttpToolsProtocol):
-    """Closes a connection whose next request is not there in time, however it trickles in."""
+    """Closes a connection that is one too many, or whose next request is not there in time."""
 
     head_timeout_s = HEAD_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
     _unread_bytes = 0
     """What has come since the last head was complete, or since the last piece of a body."""
 
+    def __init__(self, *args: Any, max_connections: int = MAX_CONNECTIONS, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._max_connections = max_connections
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Begin to wait for a request; a silent connection holds a file, too, which the store may need."""
         super().connection_made(transport)
         self._wait_for_head()
+        if len(self.connections) > self._max_connections:
+            transport.write(_FULL)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -30,6 +44,8 @@ class PunctualProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on; lines that never end, of headers or of trailers, are not kept."""
+        if self.transport.is_closing():
+            return
         self._unread_bytes += len(data)
         super().data_received(data)
         if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from timer_service.adapters.endpoints import EXPLAIN_COST
@@ -11,13 +12,12 @@ from timer_service.adapters.http.api import Route
 from timer_service.adapters.http.compact import CompactHandlers, as_compact
 from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.dry_run import DryRunHandlers
-from timer_service.adapters.http.punctual import PunctualProtocol
+from timer_service.adapters.http.punctual import MAX_CONNECTIONS, PunctualProtocol
 from timer_service.adapters.http.server import serving
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.domain.api_keys import Scope
 
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
-MAX_CONNECTIONS: Final = 2_048
 _JSON: Final = ("application/json",)
 _PATCH: Final = ("application/merge-patch+json", "application/json")
 
@@ -84,9 +84,8 @@ def serving_api(
     return serving(
         app,
         listener,
-        http=PunctualProtocol,
+        http=partial(PunctualProtocol, max_connections=max_connections),
         ws="none",
-        limit_concurrency=max_connections,
         server_header=False,
         proxy_headers=False,
     )
