@@ -120,27 +120,16 @@ def _secrets_beside(settings: Settings) -> SecretStore:
 
 
 @asynccontextmanager
-async def open_secrets_at(url: str) -> AsyncIterator[SecretStore]:
-    """Open the secrets of a store that was opened to be copied."""
+async def open_secrets_and_keys(url: str) -> AsyncIterator[tuple[SecretStore, ApiKeyStore]]:
+    """Open the secrets and the API keys of a store that was opened to be copied."""
     if url.startswith("sqlite:///"):
-        yield SqliteSecretStore(secrets_path(Path(url.removeprefix("sqlite:///"))))
+        path = Path(url.removeprefix("sqlite:///"))
+        yield SqliteSecretStore(secrets_path(path)), SqliteApiKeys(keys_path(path))
         return
-    from timer_service.adapters.postgres.archive import open_archived_secrets  # noqa: PLC0415
+    from timer_service.adapters.postgres.archive import open_archived_tables  # noqa: PLC0415
 
-    async with open_archived_secrets(url) as secrets:
-        yield secrets
-
-
-@asynccontextmanager
-async def open_keys_at(url: str) -> AsyncIterator[ApiKeyStore]:
-    """Open the API keys of a store that was opened to be copied."""
-    if url.startswith("sqlite:///"):
-        yield SqliteApiKeys(keys_path(Path(url.removeprefix("sqlite:///"))))
-        return
-    from timer_service.adapters.postgres.archive import open_archived_keys  # noqa: PLC0415
-
-    async with open_archived_keys(url) as keys:
-        yield keys
+    async with open_archived_tables(url) as tables:
+        yield tables
 
 
 @asynccontextmanager

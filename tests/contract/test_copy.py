@@ -31,7 +31,7 @@ from timer_service.ports.delivery_store import CallbackRecord, Finished
 from timer_service.ports.secret_store import SecretKind, StoredSecret
 from timer_service.ports.timer_archive import CopyState, WritableArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
-from timer_service.stores import open_archive, open_archives, open_keys_at, open_secrets_at
+from timer_service.stores import open_archive, open_archives, open_secrets_and_keys
 from timer_service.workflows.copy_secrets import copy_keys, copy_secrets
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 
@@ -448,25 +448,23 @@ async def test_secrets_and_keys_come_along_as_they_are(
         StoredSecret(TenantId(f"tenant-{n}"), SecretKind.NAMED, "token", bytes([n]), created_at=at(n))
         for n in range(3)
     ]
-    async with open_secrets_at(source) as store:
-        await store.save_secrets(secrets)
     keys = [
         ApiKey(
             f"k{n}", TenantId("acme"), frozenset({Scope.READ}), bytes(32), at(n), at(n + 9), revoked_at, "x"
         )
         for n, revoked_at in enumerate([None, at(3)])
     ]
-    async with open_keys_at(source) as kept:
+    async with open_secrets_and_keys(source) as (store, kept):
+        await store.save_secrets(secrets)
         for key in keys:
             await kept.add(key)
 
     result = await asyncio.to_thread(run_cli, "copy", "--from", source, "--to", target, cwd=tmp_path)
 
     assert result.returncode == 0, result.stderr
-    async with open_secrets_at(target) as store:
+    async with open_secrets_and_keys(target) as (store, kept):
         assert list(await store.secrets_after(None, 10)) == secrets
         assert await copy_secrets(store, store, batch_size=2) == 3
-    async with open_keys_at(target) as kept:
         assert list(await kept.list_keys()) == keys
         assert await copy_keys(kept, kept) == 0
 

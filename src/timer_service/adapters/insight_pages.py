@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from timer_service.adapters import rows
 from timer_service.domain.messages import ServiceCallId, TenantId
@@ -51,7 +51,11 @@ class Edge:
     id: ServiceCallId = _FIRST_ID
 
 
-class PagedInsight(ABC):
+P = TypeVar("P")
+"""How a database takes the parameters of a question."""
+
+
+class PagedInsight(ABC, Generic[P]):
     """Pages, made of what a database finds between two places."""
 
     async def page(
@@ -64,9 +68,30 @@ class PagedInsight(ABC):
         read_to = await self._read_to(wanted, bounds) if is_short else None
         return page_of(wanted, found, limit, after=after, before=before, read_to=read_to)
 
-    @abstractmethod
+    async def count(self, wanted: TimerFilter, at_most: int) -> int:
+        """Count what the lists hold."""
+        total = 0
+        for sql, parameters in self._lists(wanted, bounds_of(wanted, None, None), "1", at_most):
+            [(count,)] = await self._ask(f"SELECT count(*) FROM ({sql}) AS found", parameters)  # noqa: S608
+            total += count
+        return min(total, at_most)
+
     async def _found(self, wanted: TimerFilter, bounds: Bounds, limit: int) -> list[Timer]:
         """Return at least the first `limit` timers between the bounds."""
+        found: list[Timer] = []
+        for sql, parameters in self._lists(wanted, bounds, rows.TIMER_COLUMNS, limit):
+            found += map(rows.timer, await self._ask(sql, parameters))
+        return found
+
+    @abstractmethod
+    async def _ask(self, sql: str, parameters: P) -> Sequence[Any]:
+        """Put one question to the database."""
+
+    @abstractmethod
+    def _lists(
+        self, wanted: TimerFilter, bounds: Bounds, columns: str, limit: int
+    ) -> Sequence[tuple[str, P]]:
+        """Return questions that together find at least the first `limit` timers between the bounds."""
 
     @abstractmethod
     async def _read_to(self, wanted: TimerFilter, bounds: Bounds) -> Place | None:

@@ -102,7 +102,7 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         TimeRemainingColumn,
     )
 
-    from timer_service.stores import open_archives, open_keys_at, open_secrets_at  # noqa: PLC0415
+    from timer_service.stores import open_archives, open_secrets_and_keys  # noqa: PLC0415
 
     # On stderr, and only where a person looks: stdout belongs to the result.
     bar = Progress(
@@ -121,8 +121,10 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
 
     with bar:
         async with open_archives(options.source, options.target) as (source, target):
-            async with open_secrets_at(options.source) as here, open_secrets_at(options.target) as there:
-                await copy_secrets(here, there)
-            async with open_keys_at(options.source) as ours, open_keys_at(options.target) as theirs:
-                await copy_keys(ours, theirs)
+            async with (
+                open_secrets_and_keys(options.source) as (secrets, keys),
+                open_secrets_and_keys(options.target) as (secrets_there, keys_there),
+            ):
+                await copy_secrets(secrets, secrets_there)
+                await copy_keys(keys, keys_there)
             return await copy_timers(source=source, target=target, restart=options.restart, progress=show)

@@ -96,17 +96,10 @@ async def _is_alone(connection: Connection) -> bool:
 
 
 @asynccontextmanager
-async def open_archived_secrets(url: str) -> AsyncIterator[PostgresSecretStore]:
-    """Open the secrets of a database whose schema is up to date."""
+async def open_archived_tables(url: str) -> AsyncIterator[tuple[PostgresSecretStore, PostgresApiKeys]]:
+    """Open the secrets and the API keys of a database whose schema is up to date."""
     async with open_connections(_address(url), 1) as connections:
-        yield PostgresSecretStore(connections)
-
-
-@asynccontextmanager
-async def open_archived_keys(url: str) -> AsyncIterator[PostgresApiKeys]:
-    """Do so with the API keys."""
-    async with open_connections(_address(url), 1) as connections:
-        yield PostgresApiKeys(connections)
+        yield PostgresSecretStore(connections), PostgresApiKeys(connections)
 
 
 def _address(url: str) -> Address:

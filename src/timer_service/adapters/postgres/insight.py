@@ -12,7 +12,6 @@ from timer_service.adapters.insight_pages import (
     Bounds,
     PagedInsight,
     after_prefix,
-    bounds_of,
     merged_glances,
     merged_shares,
     page_sql,
@@ -100,20 +99,11 @@ FROM unnest($1::text[]) WITH ORDINALITY AS wanted(tenant, nth) ORDER BY nth
 Question = tuple[str, list[Any]]
 
 
-class PostgresInsight(PagedInsight):
+class PostgresInsight(PagedInsight[list[Any]]):
     """The insight into a PostgreSQL database."""
 
     def __init__(self, answers: Connections) -> None:
         self._answers = answers
-
-    async def count(self, wanted: TimerFilter, at_most: int) -> int:
-        """Count what the lists hold."""
-        bounds, total = bounds_of(wanted, None, None), 0
-        for sql, parameters in _lists(wanted, bounds, "1", at_most):
-            counting = f"SELECT count(*) FROM ({sql}) AS found"  # noqa: S608
-            [(count,)] = await self._answers.ask(counting, *parameters)
-            total += count
-        return min(total, at_most)
 
     async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
         """Count by ranges of an index."""
@@ -169,39 +159,40 @@ class PostgresInsight(PagedInsight):
         """Skip from tenant to tenant."""
         return [TenantId(row[0]) for row in await self._answers.ask(_TENANTS, after or "", limit)]
 
-    async def _found(self, wanted: TimerFilter, bounds: Bounds, limit: int) -> list[Timer]:
-        found: list[Timer] = []
-        for sql, parameters in _lists(wanted, bounds, rows.TIMER_COLUMNS, limit):
-            found += map(rows.timer, await self._answers.ask(sql, *parameters))
-        return found
-
     async def _read_to(self, _: TimerFilter, bounds: Bounds) -> Place | None:
         sql, parameters = _over(bounds, f"{_ENDED}, tenant_id, service_call_id", 1)
         found = await self._answers.ask(f"{sql} OFFSET {MAX_LOOKED_THROUGH - 1}", *parameters)
         return next(((row[0], TenantId(row[1]), ServiceCallId(row[2])) for row in found), None)
 
+    async def _ask(self, sql: str, parameters: list[Any]) -> Sequence[Any]:
+        return await self._answers.ask(sql, *parameters)
 
-def _lists(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> list[Question]:
-    if wanted.correlation_id is not None:
-        where = "correlation_id = $8 AND state = $9 AND due_at IS NOT NULL AND tenant_id = ANY($10::text[])"
-        whose = None if wanted.tenants is None else sorted(wanted.tenants)
-        of_request = [wanted.correlation_id, wanted.state.value, *([] if whose is None else [whose])]
-        where = where if whose is not None else where.partition(" AND tenant_id")[0]
-        return [_between(columns, where, "due_at", bounds, limit, of_request)]
-    if wanted.by_end:
-        # So many are looked through, and those in the state are taken.
-        sql, parameters = _over(bounds, "*", MAX_LOOKED_THROUGH)
-        taken = f"SELECT {columns} FROM ({sql}) AS looked WHERE state = $8 LIMIT $9"  # noqa: S608
-        return [(taken, [*parameters, wanted.state.value, limit])]
-    if wanted.tenants is None:
-        pending = "state = 'Scheduled' AND sink = 0"
-        questions = [_between(columns, pending, "due_at", bounds, limit)]
-        return [(rows.for_sink(sql, sink), parameters) for sql, parameters in questions for sink in Sink]
-    return [
-        _of_tenant(tenant, sink, wanted.state, bounds, columns, limit)
-        for tenant in sorted(wanted.tenants)
-        for sink in Sink
-    ]
+    def _lists(self, wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> list[Question]:
+        if wanted.correlation_id is not None:
+            return [_of_request(wanted, bounds, columns, limit)]
+        if wanted.by_end:
+            # So many are looked through, and those in the state are taken.
+            sql, parameters = _over(bounds, "*", MAX_LOOKED_THROUGH)
+            taken = f"SELECT {columns} FROM ({sql}) AS looked WHERE state = $8 LIMIT $9"  # noqa: S608
+            return [(taken, [*parameters, wanted.state.value, limit])]
+        if wanted.tenants is None:
+            pending = "state = 'Scheduled' AND sink = 0"
+            questions = [_between(columns, pending, "due_at", bounds, limit)]
+            return [(rows.for_sink(sql, sink), parameters) for sql, parameters in questions for sink in Sink]
+        return [
+            _of_tenant(tenant, sink, wanted.state, bounds, columns, limit)
+            for tenant in sorted(wanted.tenants)
+            for sink in Sink
+        ]
+
+
+def _of_request(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> Question:
+    where = "correlation_id = $8 AND state = $9 AND due_at IS NOT NULL"
+    values: list[Any] = [wanted.correlation_id, wanted.state.value]
+    if wanted.tenants is not None:
+        where += " AND tenant_id = ANY($10::text[])"
+        values.append(sorted(wanted.tenants))
+    return _between(columns, where, "due_at", bounds, limit, values)
 
 
 def _over(bounds: Bounds, columns: str, limit: int) -> Question:

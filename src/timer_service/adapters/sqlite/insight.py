@@ -15,7 +15,6 @@ from timer_service.adapters.insight_pages import (
     Edge,
     PagedInsight,
     after_prefix,
-    bounds_of,
     merged_glances,
     merged_shares,
     page_sql,
@@ -114,19 +113,11 @@ COUNTING: Final = " "
 Question = tuple[str, dict[str, Any]]
 
 
-class SqliteInsight(PagedInsight):
+class SqliteInsight(PagedInsight[dict[str, Any]]):
     """The insight into a SQLite file."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
-
-    async def count(self, wanted: TimerFilter, at_most: int) -> int:
-        """Count what the lists hold."""
-        bounds, total = bounds_of(wanted, None, None), 0
-        for sql, parameters in _lists(wanted, bounds, "1", at_most):
-            [(count,)] = await self._ask(f"SELECT count(*) FROM ({sql})", parameters)  # noqa: S608
-            total += count
-        return min(total, at_most)
 
     async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
         """Count by ranges of an index that has all that is asked for."""
@@ -186,12 +177,6 @@ class SqliteInsight(PagedInsight):
         """Skip from tenant to tenant."""
         return [TenantId(row[0]) for row in await self._ask(_TENANTS, {"after": after or "", "limit": limit})]
 
-    async def _found(self, wanted: TimerFilter, bounds: Bounds, limit: int) -> list[Timer]:
-        found: list[Timer] = []
-        for sql, parameters in _lists(wanted, bounds, rows.TIMER_COLUMNS, limit):
-            found += map(rows.timer, await self._ask(sql, parameters))
-        return found
-
     async def _read_to(self, wanted: TimerFilter, bounds: Bounds) -> Place | None:
         sql, parameters = _over(bounds, f"{_ENDED}, tenant_id, service_call_id", wanted, 1)
         found = await self._ask(f"{sql} OFFSET {MAX_LOOKED_THROUGH - 1}", parameters)
@@ -200,18 +185,19 @@ class SqliteInsight(PagedInsight):
     async def _ask(self, sql: str, parameters: dict[str, Any], who: str = NOBODY) -> list[tuple[Any, ...]]:
         return await self._questions.ask(who, sql, parameters)
 
-
-def _lists(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> list[Question]:
-    if wanted.correlation_id is not None:
-        return [_of_request(wanted, bounds, columns, limit)]
-    if wanted.by_end:
-        return [_taken(wanted, bounds, columns, limit)]
-    if wanted.tenants is None:
-        return [_pending(sink, bounds, columns, limit) for sink in Sink]
-    of = _pending_of if wanted.state is TimerState.SCHEDULED else _over_of
-    return [
-        of(tenant, sink, wanted, bounds, columns, limit) for tenant in sorted(wanted.tenants) for sink in Sink
-    ]
+    def _lists(self, wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> list[Question]:
+        if wanted.correlation_id is not None:
+            return [_of_request(wanted, bounds, columns, limit)]
+        if wanted.by_end:
+            return [_taken(wanted, bounds, columns, limit)]
+        if wanted.tenants is None:
+            return [_pending(sink, bounds, columns, limit) for sink in Sink]
+        of = _pending_of if wanted.state is TimerState.SCHEDULED else _over_of
+        return [
+            of(tenant, sink, wanted, bounds, columns, limit)
+            for tenant in sorted(wanted.tenants)
+            for sink in Sink
+        ]
 
 
 def _pending(sink: Sink, bounds: Bounds, columns: str, limit: int) -> Question:
