@@ -31,6 +31,9 @@ TABLES: dict[str, str] = {}
 _OTHER_BOUND = re.compile(r"^_?(?:MOST|LEAST|LONGEST|SHORTEST|OLDEST|LARGEST)_|_(?:LIMIT|WAIT)(?:_M?S)?$")
 """Other names for MAX_…, MIN_… and …_TIMEOUT_S."""
 
+_PATCHING = re.compile(r"(?:^|\.)(?:setattr|delattr|setitem|delitem|patch(?:\.(?:object|dict|multiple))?)$")
+_PUT_INTO = re.compile(r"^vars\(|\.__dict__$|^sys\.modules$")
+
 PATCHED = {
     ("test_sqlite_store.py", "os.pwrite"): "a disk that is full",
     ("planted.py", "by.name"): "plants bugs in whoever imported the function",
@@ -39,6 +42,12 @@ PATCHED = {
     ("flow_worker.py", "time.time_ns"): "the wall clock of a worker, a year off",
     ("test_letters.py", "asyncio.timeout"): "counts the timers of the event loop",
     ("test_system_clock.py", "time.time_ns"): "the operating system's clock",
+    ("test_stores.py", "sys.modules.asyncpg"): "a driver that is not installed",
+    ("test_service.py", "rig.store.method"): "a fake store that fails",
+    ("test_callback_sender.py", "receiver.answer"): "a receiver of the test's own",
+    ("crashes.py", "world.loop.before_step"): "a hook of the simulated event loop",
+    ("world.py", "target.name"): "faults of the simulated disk",
+    ("recorder.py", "watched.name"): "SQLite's table of file methods",
 }
 """What tests put in the place of something, and why; no name of the product is among them."""
 
@@ -211,16 +220,25 @@ def _patches(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_patching(node.func) and node.args:
             yield ".".join(ast.unparse(argument).strip("'\"") for argument in node.args[:2])
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if (
-                    isinstance(target, ast.Attribute)
-                    and isinstance(target.value, ast.Name)
-                    and target.value.id in modules
-                ):
-                    yield ast.unparse(target)
+        for target in _targets(node):
+            if isinstance(target, ast.Attribute) and _root(target) in modules:
+                yield ast.unparse(target)
+            if isinstance(target, ast.Subscript) and _PUT_INTO.search(ast.unparse(target.value)):
+                yield ast.unparse(target)
 
 
 def _is_patching(function: ast.expr) -> bool:
-    name = ast.unparse(function)
-    return name.endswith((".setattr", "patch.object")) or name.split(".")[-1] == "patch"
+    return bool(_PATCHING.search(ast.unparse(function)))
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """Return what a statement puts a value into, or deletes."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
+
+
+def _root(target: ast.expr) -> str:
+    while isinstance(target, ast.Attribute):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""
