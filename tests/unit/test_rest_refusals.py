@@ -17,6 +17,7 @@ from timer_service.domain.timer import Timer
 from timer_service.testing import MemoryTimerStore
 
 DUE = format_time(at(60))
+URL = "https://receiver.example/hook"
 
 
 class FailingStore(MemoryTimerStore):
@@ -124,6 +125,28 @@ async def test_a_wrong_body_is_refused_with_a_pointer_to_the_field(
     assert (reply.status, reply.headers["content-type"]) == (400, "application/problem+json")
     assert reply.json["errors"][0]["pointer"] == pointer
     assert (reply.json["code"], reply.json["data"], site.store.timers) == (2, None, {})
+
+
+async def test_of_very_many_wrong_fields_a_few_are_named(site: Site) -> None:
+    some = {f"x{n}": 0 for n in range(50)}
+    many = {f"x{n}": 0 for n in range(10_000)}
+
+    named = await site.ask("POST", "/v1/timers", {"delayMs": 1, **some})
+    refused = [
+        await site.ask("POST", "/v1/timers", {"delayMs": 1, **many}),
+        await site.ask("POST", "/v1/timers", {"delayMs": 1, "callback": {"url": URL, **many}}),
+        await site.ask("POST", "/v1/timers", {"delayMs": 1, "callback": {"url": URL, "headers": many}}),
+    ]
+    batch = await site.ask("POST", "/v1/timers:batch", {"timers": [{"delayMs": 1, **some}] * 100})
+
+    assert (named.status, len(named.json["errors"])) == (400, 20)
+    assert named.json["detail"].endswith("/x19: is not a known field; and 30 more")
+    assert [reply.json["errors"] for reply in refused] == [
+        [{"pointer": pointer, "detail": "has more than 100 members"}]
+        for pointer in ("", "/callback", "/callback/headers")
+    ]
+    assert [len(result["problem"]["errors"]) for result in batch.json["results"]] == [20] * 100
+    assert site.store.timers == {}
 
 
 async def test_a_body_that_is_too_large_is_refused_while_it_comes_in(site: Site) -> None:

@@ -11,6 +11,10 @@ from timer_client.wire.rules import Time
 from timer_service.adapters.http.problems import invalid, invalid_body, invalid_parameter
 
 MAX_DELAY_MS: Final = 10 * 365 * 86_400_000
+MAX_MEMBERS: Final = 100
+"""Of an object whose members we know; each that we do not know costs more to refuse than to send."""
+_FREE: Final = frozenset({"body", "callback_payload", "metadata"})
+"""Members that hold what the caller likes."""
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -51,10 +55,19 @@ def read_value(model: type[Read], value: Any, pointer: str = "") -> Read:
     """Read what JSON held by its model; raise Problem if a rule is broken."""
     if not isinstance(value, dict):
         raise invalid("must be a JSON object", pointer)
+    _check_width(value, pointer)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise invalid_body(error, pointer) from error
+
+
+def _check_width(value: dict[str, Any], pointer: str) -> None:
+    if len(value) > MAX_MEMBERS:
+        raise invalid(f"has more than {MAX_MEMBERS} members", pointer)
+    for name, member in value.items():
+        if isinstance(member, dict) and name not in _FREE:
+            _check_width(member, f"{pointer}/{name}")
 
 
 def read_query(model: type[Read], query: Any) -> Read:

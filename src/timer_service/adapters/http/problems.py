@@ -28,6 +28,8 @@ _TITLES: Final = {
 }
 _COMPACT_CODES: Final = {401: 4, 403: 4, 404: 3, 408: 1, 429: 1, 500: 1, 503: 1}
 """The codes of the other dialect; 2 is for all that the caller could have known."""
+MAX_ERRORS: Final = 20
+"""Wrong fields that are named; of more it is said how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,10 @@ def invalid_parameter(name: str, detail: str) -> Problem:
 
 def invalid_body(error: ValidationError, prefix: str = "") -> Problem:
     """Return what is told of a body that breaks rules, field by field."""
-    errors = [FieldError(prefix + _pointer(each["loc"]), _detail(each)) for each in error.errors()]
-    return Problem("bad-request", "; ".join(_line(each) for each in errors), errors)
+    found = error.errors()
+    errors = [FieldError(prefix + _pointer(each["loc"]), _detail(each)) for each in found[:MAX_ERRORS]]
+    more = [f"and {len(found) - MAX_ERRORS} more"] if len(found) > MAX_ERRORS else []
+    return Problem("bad-request", "; ".join([*map(_line, errors), *more]), errors)
 
 
 def _pointer(location: Sequence[int | str]) -> str:
