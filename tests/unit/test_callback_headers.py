@@ -4,7 +4,13 @@ import pytest
 
 from tests.support.callbacks import VAULT
 from tests.support.timers import ACME, GLOBEX, call
-from timer_service.adapters.callback_headers import HeaderVault, read_headers, secrets_named, with_secrets
+from timer_service.adapters.callback_headers import (
+    HeaderVault,
+    read_headers,
+    secret_values,
+    secrets_named,
+    with_secrets,
+)
 from timer_service.adapters.sealing import NotOpened, SecretKeys
 
 TIMER = (ACME, call("order-1"))
@@ -89,6 +95,14 @@ def test_too_many_too_large_or_repeated_headers_are_refused() -> None:
         read_headers({"x-a": "1", "X-A": "2"})
 
 
+def test_a_mask_of_what_cannot_be_opened_is_refused_too() -> None:
+    stored = HeaderVault(SecretKeys([bytes(range(32))])).sealed(TIMER, (("Authorization", "Bearer t"),))
+    shown = HeaderVault(SecretKeys([bytes(32)])).shown(TIMER, stored)
+
+    with pytest.raises(ValueError, match="masked"):
+        read_headers(shown)
+
+
 def test_references_to_secrets_are_found_and_filled_in() -> None:
     headers = (("Authorization", "Bearer ${secret:token}"), ("X-Both", "${secret:a.b}-${secret:token}"))
 
@@ -97,6 +111,13 @@ def test_references_to_secrets_are_found_and_filled_in() -> None:
         ("Authorization", "Bearer T"),
         ("X-Both", "${secret:token}-T"),
     )
+
+
+def test_a_secret_in_a_header_that_is_shown_is_one_of_the_secrets_that_were_sent() -> None:
+    given = (("Authorization", "Bearer t"), ("Accept", "text/plain"), ("Prefer", "token=${secret:shop}"))
+    sent = {name.lower(): value for name, value in with_secrets(given, {"shop": "s3cret"})}
+
+    assert secret_values(VAULT.sealed(TIMER, given), sent) == ["Bearer t", "token=s3cret"]
 
 
 @pytest.mark.parametrize("value", ["${secret:}", "${secret:a b}", "${secret:a", "${secret:" + "a" * 65 + "}"])

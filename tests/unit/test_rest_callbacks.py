@@ -8,7 +8,7 @@ import pytest
 from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, at, call, schedule
 from timer_client.wire import format_time
-from timer_service.domain.callback import Sink
+from timer_service.domain.callback import Callback, Sink
 from timer_service.domain.messages import DueTimeReached
 
 DUE = format_time(at(60))
@@ -170,6 +170,49 @@ async def test_a_patch_of_a_callback_keeps_what_it_does_not_name(site: Site) -> 
     after = dict(kept(site).headers)
     assert (reply.status, kept(site).method, kept(site).body) == (200, "PUT", b'{"a":1}')
     assert (after["Authorization"], sorted(after)) == (before["Authorization"], ["Authorization", "X-New"])
+
+
+async def test_patches_do_not_make_more_headers_than_a_callback_may_have(site: Site) -> None:
+    await put(site, headers={f"X-{n}": "a" for n in range(20)})
+
+    too_many = await site.ask("PATCH", "/v1/timers/order-1", {"callback": {"headers": {"X-20": "a"}}})
+    too_large = await site.ask("PATCH", "/v1/timers/order-1", {"callback": {"headers": {"X-0": "a" * 8_150}}})
+    fits = await site.ask(
+        "PATCH", "/v1/timers/order-1", {"callback": {"headers": {"X-0": None, "X-20": "a"}}}
+    )
+
+    assert [reply.status for reply in (too_many, too_large, fits)] == [400, 400, 200]
+    assert {reply.json["errors"][0]["pointer"] for reply in (too_many, too_large)} == {"/callback/headers"}
+    assert sorted(name for name, _ in kept(site).headers) == sorted(f"X-{n}" for n in range(1, 21))
+
+
+async def test_null_in_a_patch_takes_away_what_was_given(site: Site) -> None:
+    given = {
+        "method": "PUT",
+        "headers": {"X-A": "1"},
+        "body": {"a": 1},
+        "contentType": "application/x-orders+json",
+        "retry": {"maxAttempts": 2},
+        "timeoutMs": 5_000,
+        "signing": "hmac",
+        "metadata": {"b": 2},
+    }
+    callback = {"url": URL, **given}
+    await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE, "expiresAfterMs": 5, "callback": callback})
+
+    removed = {"expiresAfterMs": None, "callback": dict.fromkeys(given)}
+    reply = await site.ask("PATCH", "/v1/timers/order-1", removed)
+    no_url = await site.ask("PATCH", "/v1/timers/order-1", {"callback": {"url": None}})
+
+    assert (reply.status, kept(site)) == (200, Callback(URL))
+    assert "expiresAfterMs" not in reply.json["timer"]
+    assert (no_url.status, no_url.json["errors"][0]["pointer"]) == (400, "/callback/url")
+
+
+async def test_null_is_a_body_where_a_callback_is_given_whole(site: Site) -> None:
+    await put(site, body=None)
+
+    assert kept(site).body == b"null"
 
 
 async def test_secrets_are_not_sent_to_another_receiver_than_they_were_given_for(site: Site) -> None:

@@ -47,24 +47,33 @@ _IN_CLEAR: Final = frozenset(
         "prefer",
     }
 )
-_MASK: Final = re.compile(r"\*{5} \([0-9a-f]{8}\)")
+_NOT_OPENED: Final = "***** (sealed with a key that is missing)"
+_MASK: Final = re.compile(rf"\*{{5}} \([0-9a-f]{{8}}\)|{re.escape(_NOT_OPENED)}")
 _REFERENCE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]{1,64})\}")
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def read_headers(given: Mapping[str, str]) -> Headers:
     """Check a caller's headers. Raises ValueError that names the header and what is allowed."""
-    if len(given) > MAX_HEADERS:
-        raise ValueError(f"there are {len(given)} headers: at most {MAX_HEADERS} are allowed")
+    _check_number(len(given))
     for name, value in given.items():
         problem = _problem(name, value)
         if problem is not None:
             raise ValueError(f"{name!r} {problem}")
     if len({name.lower() for name in given}) < len(given):
         raise ValueError("a name is given twice: header names do not differ by case")
-    if sum(len(name) + len(value) for name, value in given.items()) > MAX_HEADER_BYTES:
-        raise ValueError(f"they are larger than {MAX_HEADER_BYTES} bytes")
+    _check_size(tuple(given.items()))
     return tuple(given.items())
+
+
+def _check_number(count: int) -> None:
+    if count > MAX_HEADERS:
+        raise ValueError(f"there are {count} headers: at most {MAX_HEADERS} are allowed")
+
+
+def _check_size(headers: Headers) -> None:
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        raise ValueError(f"they are larger than {MAX_HEADER_BYTES} bytes")
 
 
 def _problem(name: str, value: str) -> str | None:
@@ -91,6 +100,16 @@ class HeaderVault:
     def sealed(self, timer: TimerKey, headers: Headers) -> Headers:
         """Return the headers as they are stored."""
         return tuple((name, self._sealed(timer, name, value)) for name, value in headers)
+
+    def together(self, timer: TimerKey, kept: Headers, added: Headers) -> Headers:
+        """Return stored headers that a callback keeps with those that it gets. Raises ValueError."""
+        stored = (*kept, *added)
+        _check_number(len(stored))
+        try:
+            _check_size(self.opened(timer, stored))
+        except NotOpened as error:
+            raise ValueError("some cannot be opened any more: give all of them again") from error
+        return stored
 
     def opened(self, timer: TimerKey, stored: Headers) -> Headers:
         """Return the headers as they were given. Raises NotOpened."""
@@ -122,7 +141,7 @@ class HeaderVault:
         try:
             return masked(timer[0], self._opened(timer, name, value))
         except NotOpened:
-            return "***** (sealed with a key that is missing)"
+            return _NOT_OPENED
 
 
 def masked(tenant_id: str, secret: str) -> str:
@@ -143,8 +162,8 @@ def with_secrets(headers: Headers, secrets: Mapping[str, str]) -> Headers:
 
 
 def secret_values(given: Headers, sent: Mapping[str, str]) -> list[str]:
-    """Return what was sent, by lower-case names, in those of the caller's headers that are not shown."""
-    return [sent[name.lower()] for name, _ in given if not _is_clear(name)]
+    """Return what was sent, by lower-case names, in those of the caller's stored headers that are secret."""
+    return [sent[name.lower()] for name, value in given if not _is_clear(name) or _REFERENCE.search(value)]
 
 
 def _is_clear(name: str) -> bool:

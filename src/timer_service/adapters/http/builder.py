@@ -1,6 +1,7 @@
 """Bodies of requests into commands."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 import uuid6
@@ -76,21 +77,25 @@ class CommandBuilder:
         due_at = bodies.due_at(body, self._delays_from) or timer.due_at
         assert due_at is not None
         callback: Callback | NoCallback | None = None
+        names_expiry = "expires_after_ms" in body.model_fields_set
+        forgets_expiry = names_expiry and body.expires_after_ms is None
         if body.callback is not None:
             if before is None and body.callback.url is None:
                 raise invalid("is required", "/callback/url")
+            if before is not None and forgets_expiry:
+                before = replace(before, expires_after=None)
             callback = self._desk.read(
                 timer.key, body.callback, before=before, expires_after_ms=body.expires_after_ms
             )
         elif "callback" in body.model_fields_set:
             callback = NO_CALLBACK
             self.check_target(callback)
-        elif before is not None and body.expires_after_ms is not None:
+        elif before is not None and names_expiry:
             raise invalid(
                 "is part of the callback: give callback too, {} if nothing else changes", "/expiresAfterMs"
             )
         on_bus = callback is NO_CALLBACK or (callback is None and before is None)
-        expires = timer.expires_after_ms if body.expires_after_ms is None else body.expires_after_ms
+        expires = body.expires_after_ms if names_expiry else timer.expires_after_ms
         return ScheduleTimer(
             tenant_id=timer.tenant_id,
             service_call_id=timer.service_call_id,

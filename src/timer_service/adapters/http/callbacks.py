@@ -91,19 +91,28 @@ class CallbackDesk:
         if attempts is not None and before is None:
             old = Callback(url="", retry=_policy(attempts))
         given = body.model_fields_set
+        if body.url is None and "url" in given:
+            raise invalid("cannot be removed, only replaced", f"{pointer}/url")
         url = old.url if body.url is None else self._url(body.url, pointer)
         expires = old.expires_after if expires_after_ms is None else expires_after_ms * _MILLISECOND
+
+        def without(name: str) -> Callback:
+            """Return where a field comes from that has no value: null takes away what there was."""
+            return _NEW if name in given else old
+
         payload, content_type = _payload(body, old, self._max_payload_bytes, pointer)
         return Callback(
             url=url,
-            method=old.method if body.method is None else Method(body.method),
+            method=without("method").method if body.method is None else Method(body.method),
             headers=self._headers(key, body, old, url, pointer),
             body=payload,
             content_type=content_type,
-            retry=old.retry if body.retry is None else _retry(body.retry, pointer),
-            timeout=old.timeout if body.timeout_ms is None else body.timeout_ms * _MILLISECOND,
+            retry=without("retry").retry if body.retry is None else _retry(body.retry, pointer),
+            timeout=without("timeout_ms").timeout
+            if body.timeout_ms is None
+            else body.timeout_ms * _MILLISECOND,
             expires_after=expires,
-            signing=old.signing if body.signing is None else Signing(body.signing),
+            signing=without("signing").signing if body.signing is None else Signing(body.signing),
             metadata=_metadata(body.metadata, pointer) if "metadata" in given else old.metadata,
         )
 
@@ -117,20 +126,22 @@ class CallbackDesk:
     def _headers(
         self, key: TimerKey, body: CallbackPatch, old: Callback, url: str, pointer: str
     ) -> tuple[tuple[str, str], ...]:
+        if body.headers is None and "headers" in body.model_fields_set:
+            return ()
         if body.headers is None:
             # What was given for one receiver is not shown to another.
             if old.headers and old.url and origin_of(url) != origin_of(old.url):
                 raise invalid("must be given again for another receiver", f"{pointer}/headers")
             return old.headers
         given = {name: value for name, value in body.headers.items() if value is not None}
-        try:
-            fresh = self._vault.sealed(key, read_headers(given))
-        except ValueError as error:
-            raise invalid(str(error), f"{pointer}/headers") from error
         named = {name.lower() for name in body.headers}
         same = old.url and origin_of(url) == origin_of(old.url)
-        kept = [each for each in old.headers if same and each[0].lower() not in named]
-        return (*kept, *fresh)
+        kept = tuple(each for each in old.headers if same and each[0].lower() not in named)
+        try:
+            fresh = self._vault.sealed(key, read_headers(given))
+            return self._vault.together(key, kept, fresh) if kept else fresh
+        except ValueError as error:
+            raise invalid(str(error), f"{pointer}/headers") from error
 
     def view(self, key: TimerKey, callback: Callback) -> dict[str, Any]:
         """Return a callback as its owner may see it."""
@@ -196,12 +207,16 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
 
 def _payload(body: CallbackPatch, old: Callback, most: int, pointer: str) -> tuple[bytes | None, str]:
     """Return the exact bytes to sign and send, and what they are."""
-    content_type = body.content_type or old.content_type
+    given = body.model_fields_set
+    before = _NEW if "content_type" in given else old
+    content_type = body.content_type or before.content_type
     if body.body_base64 is None:
-        if "body" not in body.model_fields_set:
+        if "body" not in given:
             return old.body, content_type
+        if body.body is None and not isinstance(body, CallbackBody):
+            return None, content_type
         return _bounded(wire.write_json(body.body), most, f"{pointer}/body"), content_type
-    if "body" in body.model_fields_set:
+    if "body" in given:
         raise invalid("only one of body and bodyBase64 may be given", f"{pointer}/bodyBase64")
     try:
         exact = base64.b64decode(body.body_base64, validate=True)
