@@ -73,7 +73,7 @@ async def test_a_timer_is_created_and_shown(site: Site) -> None:
 
 async def test_one_attempt_is_made_and_no_body_is_sent_unless_asked_for(site: Site) -> None:
     one = await create(site)
-    many = await create(site, max_attempts=3, callback_payload=None)
+    many = await create(site, max_attempts=3, callback_payload={})
 
     kept = site.store.deliveries.callbacks
     [first, second] = [kept[ACME, call(reply.json["data"]["id"])] for reply in (one, many)]
@@ -81,8 +81,37 @@ async def test_one_attempt_is_made_and_no_body_is_sent_unless_asked_for(site: Si
         1,
         b"",
         3,
-        b"null",
+        b"{}",
     )
+
+
+async def test_null_stands_for_a_field_that_is_not_given(site: Site) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("callback_method", "callback_headers", "callback_payload", "metadata", "max_attempts")
+    )
+    plain, spelled = await create(site), await create(site, **nothing)
+    given: dict[str, Any] = {
+        "callback_headers": {"X-A": "1"},
+        "callback_payload": {"a": 1},
+        "metadata": {"b": 2},
+    }
+    name = (await create(site, **given)).json["data"]["id"]
+    kept = site.store.deliveries.callbacks
+    before = kept[ACME, call(name)]
+
+    updated = await site.ask("PUT", f"/timers/{name}", {"execute_at": LATER, "callback_url": None, **nothing})
+
+    [first, second] = [kept[ACME, call(reply.json["data"]["id"])] for reply in (plain, spelled)]
+    assert (first, updated.status, kept[ACME, call(name)]) == (second, 200, before)
+
+
+async def test_an_update_with_headers_replaces_all_of_them(site: Site) -> None:
+    name = (await create(site, callback_headers={"X-Old": "1", "X-Both": "1"})).json["data"]["id"]
+
+    await site.ask("PUT", f"/timers/{name}", {"callback_headers": {"X-Both": "2", "X-New": "2"}})
+    shown = await site.ask("GET", f"/timers/{name}")
+
+    assert sorted(shown.json["data"]["callback_headers"]) == ["X-Both", "X-New"]
 
 
 async def test_an_update_changes_what_it_names(site: Site) -> None:
@@ -278,3 +307,22 @@ async def test_a_repeated_key_makes_one_timer(site: Site) -> None:
 
     assert replies[0].json["data"] == replies[1].json["data"]
     assert (len(site.store.timers), other.status) == (1, 422)
+
+
+async def test_a_repeated_key_finds_its_timer_after_the_due_time_too(site: Site) -> None:
+    body = {"execute_at": DUE, "callback_url": URL}
+    created = await site.ask("POST", "/timers", body, idempotency_key="k")
+    name = created.json["data"]["id"]
+    await fire(site, name)
+    site.clock.advance(61)
+
+    again = await site.ask("POST", "/timers", body, idempotency_key="k")
+    others = [
+        await site.ask("POST", "/timers", {**body, "metadata": 1}, idempotency_key="k"),
+        await site.ask("POST", "/timers", body, idempotency_key="new"),
+        await site.ask("POST", "/timers", body),
+    ]
+
+    assert (again.status, again.json["data"]["id"], again.json["data"]["status"]) == (201, name, "executing")
+    assert [reply.status for reply in others] == [422, 400, 400]
+    assert len(site.store.timers) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -19,8 +20,8 @@ from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback_status import CallbackStatus, callback_status
-from timer_service.domain.errors import TransientError
-from timer_service.domain.messages import CancelTimer, ScheduleTimer, TenantId
+from timer_service.domain.errors import TimerNotFound, TransientError
+from timer_service.domain.messages import CancelTimer, ScheduleTimer, ServiceCallId, TenantId
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.callback_list import CallbackQuery, ListOrder
 from timer_service.ports.delivery_store import CallbackRecord
@@ -103,10 +104,11 @@ class CompactHandlers:
         """Create a timer; one attempt is made unless the request asks for more."""
         value = bodies.parsed(request.body)
         body = bodies.read_value(CreateBody, value)
-        self._check_future(body.execute_at)
         key = conditions.idempotency_key(request.headers)
         tenant_id = request.caller.tenant_id
         name = new_id() if key is None else conditions.id_from_key(tenant_id, key)
+        if key is None or not await self._is_known(tenant_id, name):
+            self._check_future(body.execute_at)
         callback = self._desk.read(
             (tenant_id, name), CallbackBody.model_validate(_callback(body)), pointer="", attempts=1
         )
@@ -165,7 +167,8 @@ class CompactHandlers:
             if timer.state is not TimerState.SCHEDULED or timer.due_at is None or record is None:
                 raise invalid(f"cannot update timer with status '{status_of(timer, record)}'")
             patch = CallbackPatch.model_validate(_callback(body))
-            callback = self._desk.read(timer.key, patch, before=record.callback, pointer="")
+            before = record.callback if patch.headers is None else replace(record.callback, headers=())
+            callback = self._desk.read(timer.key, patch, before=before, pointer="")
             settled = await self._timers.carry_out(
                 ScheduleTimer(
                     *(timer.tenant_id, timer.service_call_id, body.execute_at or timer.due_at, None, NEWEST),
@@ -212,6 +215,13 @@ class CompactHandlers:
     async def _get(self, request: Request) -> Timer:
         return await self._timers.get(request.caller.tenant_id, name_in(request))
 
+    async def _is_known(self, tenant_id: TenantId, name: ServiceCallId) -> bool:
+        try:
+            await self._timers.get(tenant_id, name)
+        except TimerNotFound:
+            return False
+        return True
+
     async def _record(self, timer: Timer) -> CallbackRecord | None:
         return (await self._deliveries.records([timer.key])).get(timer.key)
 
@@ -247,8 +257,8 @@ def as_compact(problem: Problem) -> Answer:
 
 
 def _callback(body: UpdateBody) -> Mapping[str, Any]:
-    given = body.model_fields_set & _CALLBACK.keys()
-    values = {_CALLBACK[name]: getattr(body, name) for name in given}
+    # Null is a field that is not given: typed clients of this dialect write all that they have.
+    values = {_CALLBACK[name]: value for name in _CALLBACK if (value := getattr(body, name)) is not None}
     if isinstance(body, CreateBody) and "body" not in values:
         values["bodyBase64"] = ""  # No body at all, in the place of the event that /v1 sends.
     if body.max_attempts is not None:
