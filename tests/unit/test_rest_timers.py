@@ -309,3 +309,21 @@ async def test_a_batch_of_a_thousand_is_one_transaction_and_one_more_is_refused(
 
     assert ({result["status"] for result in taken.json["results"]}, refused.status) == ({201}, 400)
     assert len(site.store.timers) == 1_000
+
+
+async def test_a_repeated_batch_with_a_key_finds_its_timers(site: Site) -> None:
+    batch: list[Any] = [{"dueAt": DUE}, {"dueAt": LATER}, {"serviceCallId": "order-1", "dueAt": DUE}, {}]
+
+    async def ask(*timers: Any, key: str = "k") -> list[tuple[int, str | None]]:
+        reply = await site.ask("POST", "/v1/timers:batch", {"timers": timers}, idempotency_key=key)
+        results = reply.json["results"]
+        return [(each["status"], each.get("timer", {}).get("serviceCallId")) for each in results]
+
+    first, again = await ask(*batch), await ask(*batch)
+    other = await ask({"dueAt": LATER}, {"dueAt": LATER})
+
+    assert [status for status, _ in first] == [201, 201, 201, 400]
+    assert again == [(200, name) for _, name in first[:3]] + [(400, None)]
+    assert other == [(422, None), (200, first[1][1])]
+    assert [status for status, _ in await ask({"dueAt": DUE}, key="another")] == [201]
+    assert len(site.store.timers) == 4

@@ -113,12 +113,16 @@ class CommandBuilder:
         if callback is NO_CALLBACK and not self._has_broker:
             raise invalid("is required: this service has no broker to publish on", f"{pointer}/callback")
 
-    def name_for(self, request: Request, body: NewTimerBody) -> ServiceCallId:
-        """Return the id of a new timer: the one in the body, or one of ours."""
+    def name_for(self, request: Request, body: NewTimerBody, index: int | None = None) -> ServiceCallId:
+        """Return the id of a new timer, in a batch by its index: the one in the body, or one of ours."""
         if body.service_call_id is not None:
             return ServiceCallId(body.service_call_id)
         key = conditions.idempotency_key(request.headers)
-        return new_id() if key is None else conditions.id_from_key(request.caller.tenant_id, key)
+        if key is None:
+            return new_id()
+        # No key holds a line break: a batch has ids of its own.
+        place = key if index is None else f"{key}\n{index}"
+        return conditions.id_from_key(request.caller.tenant_id, place)
 
 
 def new_id() -> ServiceCallId:

@@ -52,7 +52,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         "Create a timer", (201, 200), NewTimerBody, refusals=(409, 422), headers=_KEY, links=_OF_TIMER
     ),
     "rest.list": Operation("List timers, page by page", query=ListQuery),
-    "rest.batch": Operation("Create up to 1,000 timers in one transaction", body=BatchBody),
+    "rest.batch": Operation("Create up to 1,000 timers in one transaction", body=BatchBody, headers=_KEY),
     "rest.dry_run": Operation(
         "Show what a timer would send, and send nothing", body=NewTimerBody, headers=_KEY
     ),

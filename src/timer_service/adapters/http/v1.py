@@ -10,7 +10,7 @@ from timer_service.adapters.cursor import read_cursor, write_cursor
 from timer_service.adapters.explanation_view import explanation_view
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
-from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in, new_id
+from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid
@@ -174,24 +174,31 @@ class TimerHandlers:
     async def create_many(self, request: Request) -> Answer:
         """Create timers in one transaction, with a result for each."""
         values = bodies.read_body(BatchBody, request.body).timers
+        key = conditions.idempotency_key(request.headers)
         results: list[dict[str, Any] | None] = [None] * len(values)
         commands: dict[ServiceCallId, tuple[int, ScheduleTimer]] = {}
         for index, value in enumerate(values):
             pointer = f"/timers/{index}"
             try:
                 body = bodies.read_value(NewTimerBody, value, pointer)
-                name = ServiceCallId(body.service_call_id) if body.service_call_id else new_id()
+                name = self._builder.name_for(request, body, index)
                 if name in commands:
                     raise invalid("is the id of another timer of the batch", f"{pointer}/serviceCallId")
-                command = self._builder.whole(request, name, body, expected=frozenset(), pointer=pointer)
+                fingerprint = None if key is None else conditions.fingerprint_of(value)
+                command = self._builder.whole(
+                    *(request, name, body),
+                    expected=frozenset(),
+                    fingerprint=fingerprint,
+                    pointer=pointer,
+                )
                 commands[name] = (index, command)
             except Problem as problem:
                 results[index] = _failed(problem)
         wanted = [command for _, command in commands.values()]
         await self._pending.admit(wanted)
         decided = await self._timers.carry_out_all(wanted)
-        for (index, _), each in zip(commands.values(), decided, strict=True):
-            results[index] = self._batch_result(each)
+        for (index, command), each in zip(commands.values(), decided, strict=True):
+            results[index] = self._batch_result(each, command.fingerprint)
         return Answer(200, wire.write_json({"results": results}))
 
     async def _get(self, request: Request) -> Timer:
@@ -216,11 +223,15 @@ class TimerHandlers:
             detail = "the due time was reached: nothing changes it any more"
             raise await self._views.problem("conflict", detail, timer)
 
-    def _batch_result(self, decided: Decided) -> dict[str, Any]:
+    def _batch_result(self, decided: Decided, fingerprint: str | None) -> dict[str, Any]:
         timer, outcome = decided.timer, decided.outcome
         if timer is None or outcome in _UNSETTLED:
             return _failed(Problem("unavailable", _UNSETTLED[outcome]))
         shown = self._views.of(timer)
+        if outcome is not Outcome.SCHEDULED and fingerprint is not None:
+            if timer.fingerprint != fingerprint:
+                return _failed(conditions.reused())
+            return {"status": 200, "outcome": Outcome.UNCHANGED.value, "timer": shown}
         if outcome is not Outcome.SCHEDULED:
             return _failed(Problem("already-exists", "there is a timer with this id", more={"timer": shown}))
         return {"status": 201, "outcome": outcome.value, "timer": shown}
