@@ -26,11 +26,13 @@ def new_secret_key() -> str:
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii")
 
 
-def key_file(path: Path) -> list[bytes]:
-    """Return the keys in a file that only we may read; make it, with one new key, where there is none.
+def key_file(path: Path, *, make: bool = True) -> list[bytes]:
+    """Return the keys in a file that only we may read. Raises CriticalError.
 
-    Raises CriticalError.
+    Where there is none, make it, with one new key; if that is not to be, there are no keys.
     """
+    if not make and not path.exists():
+        return []
     try:
         with suppress(FileExistsError):
             _write_key_file(path)

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from timer_service.adapters.webhook.sender import HttpCallbackSender
 
 
-def sealing_keys(settings: Settings) -> SecretKeys:
-    """Return the keys that seal secrets: those of the settings, or those of a file beside the database."""
+def sealing_keys(settings: Settings, *, make: bool = True) -> SecretKeys:
+    """Return the keys that seal secrets: those of the settings, or those of a file beside the database.
+
+    The file is made where there is none, unless that is not to be (`make`).
+    """
     if settings.secret_keys is not None:
         return SecretKeys(read_secret_keys(settings.secret_keys.get_secret_value()))
     if settings.postgres_url is not None:
@@ -34,7 +37,7 @@ def sealing_keys(settings: Settings) -> SecretKeys:
             "same keys. `timer-service secrets new-key` makes one"
         )
     database = settings.sqlite_path
-    return SecretKeys(key_file(database.with_name(database.name + ".secret-key")))
+    return SecretKeys(key_file(database.with_name(database.name + ".secret-key"), make=make))
 
 
 def address_rules(settings: Settings) -> AddressRules:

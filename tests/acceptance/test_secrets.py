@@ -81,6 +81,31 @@ def test_keys_rotate_and_the_key_of_an_ed25519_pair_stays_private(tmp_path: Path
     assert [key["key"][:5] for key in keys] == ["whpk_", "whpk_", "*****"]
 
 
+def test_looking_makes_no_file_where_there_is_nothing(tmp_path: Path) -> None:
+    looks = [
+        ("signing-keys", "list", "--tenant", "acme"),
+        ("secrets", "list", "--tenant", "acme"),
+        ("secrets", "rewrap"),
+        ("keys", "list"),
+    ]
+
+    said = [run_cli(*look, cwd=tmp_path, db_path="timers.db") for look in looks]
+
+    assert [each.returncode for each in said] == [0] * len(looks)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_lost_key_file_is_not_made_again_by_looking(tmp_path: Path) -> None:
+    store = SqliteSecretStore(secrets_path(tmp_path / "timers.db"))
+    await keyring_of(store).set_named(ACME, "token", "value")
+
+    said = run_cli("secrets", "list", "--tenant", "acme", cwd=tmp_path, db_path="timers.db")
+
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "sealed with a key that is not in TIMER_SECRET_KEYS" in said.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["timers.db.secrets"]
+
+
 async def test_another_key_seals_after_rewrapping(tmp_path: Path) -> None:
     old, new = new_secret_key(), new_secret_key()
     store = SqliteSecretStore(secrets_path(tmp_path / "timers.db"))

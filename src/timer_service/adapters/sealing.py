@@ -17,10 +17,13 @@ class NotOpened(Exception):
 
 
 class SecretKeys:
-    """The keys of TIMER_SECRET_KEYS: the first seals, all open (XChaCha20-Poly1305)."""
+    """The keys of TIMER_SECRET_KEYS: the first seals, all open (XChaCha20-Poly1305).
+
+    Without any, nothing opens; only whoever seals needs one.
+    """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        self._first = keys[0]
+        self._first = keys[0] if keys else b""
         self._by_id = {_key_id(key): key for key in reversed(keys)}
 
     @cached_property

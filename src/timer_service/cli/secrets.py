@@ -90,7 +90,7 @@ def set_secret(options: argparse.Namespace) -> int:
 
 def list_secrets(options: argparse.Namespace) -> int:
     """List a tenant's secrets."""
-    found = _with_keyring(lambda ring: ring.named(TenantId(options.tenant)))
+    found = _with_keyring(lambda ring: ring.named(TenantId(options.tenant)), make=False)
     for name, value in found.items():
         tell(options, f"{name}  {value}", {"name": name, "value": value})
     if not found and not options.json:
@@ -114,14 +114,14 @@ def new_key(_: argparse.Namespace) -> int:
 
 def rewrap(options: argparse.Namespace) -> int:
     """Seal what is sealed with an older key by the newest."""
-    count = _with_keyring(lambda ring: ring.rewrap())
+    count = _with_keyring(lambda ring: ring.rewrap(), make=False)
     tell(options, f"{count} secrets sealed with the first key", {"rewrapped": count})
     return EXIT_OK
 
 
 def list_keys(options: argparse.Namespace) -> int:
     """List a tenant's signing keys."""
-    found = _with_keyring(lambda ring: ring.read(TenantId(options.tenant)))
+    found = _with_keyring(lambda ring: ring.read(TenantId(options.tenant)), make=False)
     for kept in found.signing:
         _tell_key(options, kept, show_secret=options.secret)
     if not found.signing and not options.json:
@@ -148,9 +148,9 @@ def _tell_key(options: argparse.Namespace, kept: "KeptKey", *, show_secret: bool
         say(f"{kept.name}  {text}" + (f"  signs until {ends}" if ends else ""))
 
 
-def _with_keyring(work: Callable[["Keyring"], Awaitable[T]]) -> T:
+def _with_keyring(work: Callable[["Keyring"], Awaitable[T]], *, make: bool = True) -> T:
     async def run() -> T:
-        async with open_keyring() as ring:
+        async with open_keyring(make=make) as ring:
             return await work(ring)
 
     try:
@@ -160,8 +160,11 @@ def _with_keyring(work: Callable[["Keyring"], Awaitable[T]]) -> T:
 
 
 @asynccontextmanager
-async def open_keyring() -> AsyncIterator["Keyring"]:
-    """Open the secrets that the settings name, also while a service is at work."""
+async def open_keyring(*, make: bool = True) -> AsyncIterator["Keyring"]:
+    """Open the secrets that the settings name, also while a service is at work.
+
+    Whoever only looks makes no file of keys (`make`).
+    """
     # Here, because they take time that no other command has to wait for.
     from timer_service.adapters.sealing import NotOpened  # noqa: PLC0415
     from timer_service.adapters.system import local_now  # noqa: PLC0415
@@ -170,7 +173,7 @@ async def open_keyring() -> AsyncIterator["Keyring"]:
     from timer_service.stores import open_secrets  # noqa: PLC0415
 
     settings = load_settings()
-    sealing = sealing_keys(settings)
+    sealing = sealing_keys(settings, make=make)
     async with open_secrets(settings) as store:
         try:
             yield Keyring(store, sealing, local_now, time.monotonic)
