@@ -10,7 +10,7 @@ _IMPORTER = "nats.aio.transport"
 class _NotInPassing:
     """Keeps nats-py from loading an HTTP client for WebSockets, which takes as long as half of our start.
 
-    Whoever needs the client imports it as usual; `config/nats.py` hands it to nats-py for ws:// addresses.
+    Code that needs the client imports it as usual; `config/nats.py` hands it to nats-py for ws:// addresses.
     """
 
     @staticmethod

@@ -53,7 +53,7 @@ def _page(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the service is built from; whoever gives nothing else gets the real ones."""
+    """What the service is built from; by default, the real parts."""
 
     make_clock: Callable[[timedelta | None], GuardedClock] = SystemClock
     """Given the largest leap that is followed."""

@@ -125,7 +125,7 @@ class Job:
     total: int
     outcomes: Counter[str] = field(default_factory=Counter)
     waits_for: str = ""
-    """What holds it up, in words for whoever watches."""
+    """What holds it up, in words for the page."""
     ending: Ending | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)

@@ -162,7 +162,7 @@ async def _forget_what_is_old(parts: PageParts) -> None:
 
 
 def bulk_desk(parts: PageParts) -> BulkDesk:
-    """Return what runs jobs; whoever runs it owns them."""
+    """Return what runs jobs; the caller owns it."""
     return BulkDesk(
         parts.timers,
         parts.opened.store.insight,

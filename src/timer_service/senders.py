@@ -57,7 +57,7 @@ async def open_callback_sender(
 ) -> AsyncIterator["ReadySender"]:
     """Open the sender at once, or when the first callback is due.
 
-    Whoever sends none has neither keys to keep nor a client to load.
+    A service that sends none needs neither keys nor an HTTP client.
     """
     async with AsyncExitStack() as stack:
 

@@ -1,6 +1,6 @@
 """Waits: for the first of several things, for a limited time, and longer from try to try.
 
-Nothing that is started here outlives whoever started it, except what swallows its cancellation.
+Nothing that is started here outlives its starter, except what swallows its cancellation.
 """
 
 import asyncio

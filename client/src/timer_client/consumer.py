@@ -306,7 +306,7 @@ def _only(error: BaseException) -> BaseException:
 
 
 class _NotAsync(TypeError):
-    """The handler is no coroutine function: no firing can be handled with it."""
+    """The handler is not a coroutine function, so it cannot handle a firing."""
 
     rule = "handler must be an async function: async def handle(firing: Firing) -> None"
 

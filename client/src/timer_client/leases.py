@@ -1,7 +1,7 @@
 """Firings that were delivered and not answered: each is a lease, which is kept by signs of life.
 
-The broker gives a firing to another worker unless we keep saying that we are at work. Whoever has lost one
-stays silent, because the broker would take the answer for that of the new holder.
+The broker gives a firing to another worker unless we keep saying that we are at work. A worker that has lost
+one stays silent, because the broker would take its answer for that of the new holder.
 """
 
 import asyncio

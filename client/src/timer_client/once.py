@@ -143,7 +143,7 @@ async def _once_in_sqlite(connection: Any, row: tuple[str | int, ...]) -> AsyncI
 
 @asynccontextmanager
 async def _alone(connection: Any) -> AsyncIterator[None]:
-    """Let one handler at a time have a connection: it has one transaction, whoever uses it."""
+    """Let one handler at a time have a connection, which has only one transaction."""
     lock, users = _users.get(id(connection), (asyncio.Lock(), 0))
     _users[id(connection)] = lock, users + 1
     try:

@@ -56,7 +56,7 @@ class Timers(TimerRequests):
     async def sleep(self, name: str, span: timedelta) -> Timer:
         """Sleep until a timer of this name fires; a process that was restarted goes on with the same sleep.
 
-        The first due time counts: whoever sleeps under the same name later returns when it is reached.
+        The first due time counts: a later sleep under the same name ends when that is reached.
         """
         times.span_ms("span", span)
         check_ids(self.tenant, name)

@@ -157,7 +157,7 @@ def secrets_named(headers: Headers) -> Iterator[str]:
 
 
 def with_secrets(headers: Headers, secrets: Mapping[str, str]) -> Headers:
-    """Put secrets in the place of the references to them."""
+    """Replace references to secrets with the secrets."""
     return tuple((name, _REFERENCE.sub(lambda found: secrets[found[1]], value)) for name, value in headers)
 
 

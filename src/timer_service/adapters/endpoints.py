@@ -1,4 +1,4 @@
-"""What each endpoint of the API does, and what is told if there is no answer; whatever the transport."""
+"""What each endpoint of the API does and how it fails, whatever the transport."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from timer_service.ports.timer_insight import Glance, Place, Shares, TimerFilter
 MAX_ASKED: Final = 2_000
 """Tenants whose timers are searched for one id."""
 MAX_LOOKED_THROUGH: Final = 1_000
-"""Timers of all tenants that are over: so many are read for one page of those in one state."""
+"""Ended timers of all tenants that are read for one page of those in one state."""
 MAX_FAILING: Final = 200
 """Tenants whose failed callbacks are shown together."""
 _NOBODY: Final = TenantId("")
@@ -133,7 +133,7 @@ def page_of(
 
 
 def page_sql(columns: str, index: str, where: str, order: Sequence[str], *, descending: bool) -> str:
-    """Return a statement with names in the place of parameters."""
+    """Return a statement with names instead of parameters."""
     direction = "DESC" if descending else "ASC"
     return PAGE.format(
         columns=columns,

@@ -97,7 +97,7 @@ class NoBrokerView:
 
 
 class NoBroker:
-    """What stands in the place of a connection to a broker."""
+    """Stands in for a connection to a broker."""
 
     server: None = None
     away_since: None = None

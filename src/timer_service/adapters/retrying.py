@@ -77,7 +77,7 @@ class RetryingStore:
         return await self.retry("apply", attempt)
 
     async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
-        """Decide requests; whoever asks is told at once if that fails."""
+        """Decide requests; the caller is told at once if that fails."""
         with telling_of_failure(self.on_failure):
             return await self._store.decide(requests, now)
 

@@ -1,4 +1,4 @@
-"""What `dev` prints for whoever started it: where everything is, and what to try."""
+"""What `dev` prints at the start: where everything is, and what to try."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""Who may ask how much: a rate for each tenant, and turns between tenants for what waits."""
+"""How much each tenant may request: a rate per tenant, and turns between tenants for what waits."""
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
 MAX_TENANTS: Final = 10_000
-"""Tenants whose rate is remembered; beyond that the one that was quiet longest is forgotten."""
+"""Tenants whose rate is remembered; beyond that, the one that has been quiet longest is forgotten."""
 MAX_WAITING: Final = 8_192
 MAX_WAITING_OF_TENANT: Final = 1_024
 MAX_UNDER_WAY: Final = 128
@@ -48,7 +48,7 @@ class RateLimit:
         return max(0, 1 + int((self._tolerance_s - ahead_s + _ROUNDING_S) // self._interval_s))
 
     def charge(self, tenant: str, requests: int) -> None:
-        """Let a request that was allowed count for `requests` more."""
+        """Count a request that was allowed as `requests` more."""
         if tenant in self._paid_until:
             self._paid_until[tenant] += requests * self._interval_s
 
@@ -98,7 +98,7 @@ class Turns(Generic[T]):
         return Room.FREE
 
     def take(self) -> T | None:
-        """Return the item whose turn it is; whoever takes it says `done` once it is."""
+        """Return the item whose turn it is; the caller reports `done` when it is finished."""
         if self._under_way.total() >= self._limits.under_way:
             return None
         for tenant, queue in self._queues.items():
@@ -113,7 +113,7 @@ class Turns(Generic[T]):
         return None
 
     def done(self, tenant: str) -> None:
-        """Give the place of one of the tenant's items back."""
+        """Free the place of one of the tenant's items."""
         self._under_way[tenant] -= 1
         if not self._under_way[tenant]:
             del self._under_way[tenant]

@@ -53,12 +53,12 @@ class ApiKey:
         return is_ours and self.is_valid(now)
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether the key was neither revoked nor has expired."""
+        """Return whether the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 def digest_of(text: str) -> bytes:
-    """Return what is kept in the place of a key."""
+    """Return the hash that is stored instead of a key."""
     return sha256(text.encode()).digest()
 
 

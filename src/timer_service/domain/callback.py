@@ -1,4 +1,4 @@
-"""What a timer that fires over HTTP asks for."""
+"""The HTTP request that a timer sends when it fires."""
 
 from dataclasses import field
 from datetime import timedelta
@@ -41,7 +41,7 @@ class Method(StrEnum):
 
 
 class Signing(StrEnum):
-    """By which kind of key a callback is signed."""
+    """The kind of key that signs a callback."""
 
     ED25519 = "ed25519"
     HMAC = "hmac"
@@ -49,7 +49,7 @@ class Signing(StrEnum):
 
 @value(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait after each attempt that failed; after the last one there is no other."""
+    """How long to wait after each failed attempt; there is none after the last."""
 
     delays: tuple[timedelta, ...] = DEFAULT_DELAYS
 
@@ -66,7 +66,7 @@ class Callback:
     url: str
     method: Method = Method.POST
     headers: tuple[tuple[str, str], ...] = ()
-    """Names and values, in the caller's order. Whoever accepts a callback seals values that are secret."""
+    """Names and values, in the caller's order. Secret values are sealed before they get here."""
     body: bytes | None = None
     """The exact bytes to sign and send, none of them if it is empty; None sends the event of the firing."""
     content_type: str = "application/json"
@@ -79,7 +79,7 @@ class Callback:
     metadata: str | None = None
     """JSON of the caller, never sent."""
     fingerprint: str = ""
-    """Of the request that made the timer: tells a repeated request from another one with the same key."""
+    """Of the request that made the timer: tells a repeat from a different request with the same key."""
 
     @property
     def origin(self) -> str:
@@ -88,7 +88,7 @@ class Callback:
 
 
 class NoCallback:
-    """What a command says that takes the callback from a timer: it fires on the bus from then on."""
+    """In a command, removes the callback from a timer: it fires on the bus from then on."""
 
 
 NO_CALLBACK: Final = NoCallback()

@@ -1,4 +1,4 @@
-"""What a timer with a callback has come to, in one word: a view of its state and that of its delivery."""
+"""The status of a timer with a callback, in one word: derived from its state and its delivery's."""
 
 from collections.abc import Mapping
 from enum import StrEnum

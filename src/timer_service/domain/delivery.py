@@ -27,17 +27,17 @@ from timer_service.domain.messages import (
 from timer_service.domain.values import value
 
 MAX_JITTER: Final = 0.25
-"""The part of a delay that chance may add. It never takes anything away: a promised pause is kept."""
+"""The part of a delay that chance may add. It never shortens one: a promised pause is kept."""
 MAX_RETRY_AFTER: Final = timedelta(hours=24)
 MAX_ERROR_CHARS: Final = 500
 MAX_ANSWER_BYTES: Final = 1_024
 """Of an answer that did not take a callback, where that is kept."""
 KEPT_ATTEMPTS: Final = 20
-"""Failed attempts of a delivery that are kept, the newest."""
+"""How many failed attempts of a delivery are kept: the newest."""
 _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
 _OF_NO_USE: Final = frozenset({410, 413, 414, 431, 489})
-"""Answers that the same request would get forever."""
+"""Statuses that the same request would always get."""
 _SLOW_DOWN: Final = frozenset({429, 503})
 
 
@@ -251,19 +251,19 @@ def is_success(result: CallResult) -> bool:
 
 
 def asks_to_slow_down(result: CallResult) -> bool:
-    """Return whether the receiver has more to do than it can."""
+    """Return whether the receiver is overloaded."""
     return isinstance(result, TimedOut) or (isinstance(result, Answered) and result.status in _SLOW_DOWN)
 
 
 def says_nothing(result: CallResult) -> bool:
-    """Return whether no request was sent, so that nothing is known of the receiver."""
+    """Return whether no request was sent, so that nothing is known about the receiver."""
     return isinstance(result, Blocked) or (
         isinstance(result, Unreachable) and result.trouble is Trouble.SECRET
     )
 
 
 def is_unwell(result: CallResult) -> bool:
-    """Return whether the receiver itself is in trouble; an answer such as 404 is the caller's affair."""
+    """Return whether the receiver itself is in trouble; an answer such as 404 is for the caller to fix."""
     if isinstance(result, Answered):
         return result.status in _SLOW_DOWN or result.status >= 500
     return not says_nothing(result)
@@ -302,7 +302,7 @@ def _is_final(result: CallResult) -> bool:
 
 
 def _asked_for(result: CallResult, now: datetime) -> timedelta:
-    """Return the pause that the receiver asked for; rubbish is nothing."""
+    """Return the pause that the receiver asked for; none if its header makes no sense."""
     text = result.retry_after.strip() if isinstance(result, Answered) and result.retry_after else ""
     if text.isascii() and text.isdigit():
         return min(timedelta(seconds=min(int(text[:9]), MAX_RETRY_AFTER.total_seconds())), MAX_RETRY_AFTER)

@@ -12,7 +12,7 @@ TimerServiceError
 ├── PermanentError        dead letter, then terminate; never retried
 │   ├── CommandRefused    carries the reason and what is allowed
 │   ├── RequestRefused    a request with a value that the store cannot hold: answered, no letter
-│   └── TimerNotFound     a request for a timer that there is not: answered, no letter
+│   └── TimerNotFound     a request for a timer that does not exist: answered, no letter
 └── CriticalError         one clear line, exit code not 0
     ├── InvalidConfiguration
     ├── BrokerRefused     the broker does not accept our credentials
@@ -111,7 +111,7 @@ class RequestRefused(PermanentError):
 
 
 class TimerNotFound(PermanentError):
-    """A request is about a timer that there is not."""
+    """A request is about a timer that does not exist."""
 
     def __init__(self, service_call_id: str) -> None:
         self.public = f"there is no timer {service_call_id!r}"
@@ -146,7 +146,7 @@ class StoreFailed(CriticalError):
 
 @contextmanager
 def telling_of_failure(tell: Callable[[CriticalError], None]) -> Iterator[None]:
-    """Tell of what ends the service: whoever only asked is answered, and no loop would know of it."""
+    """Report what must end the service: a failed question is only answered, and no loop would learn of it."""
     try:
         yield
     except CriticalError as error:

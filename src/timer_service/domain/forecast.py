@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Span(StrEnum):
-    """How far ahead one looks."""
+    """How far ahead to look."""
 
     HOUR = "hour"
     TWO_DAYS = "2days"

@@ -1,7 +1,7 @@
 """Whose turn it is: attempts wait in lanes, one for each tenant and receiver, and tenants share the slots.
 
 A tenant's turns are counted in seconds of slots, not in requests: a receiver that hangs uses up the share of
-its own tenant. No tenant holds more slots than are free, so that there is always one for whoever comes now.
+its own tenant. No tenant holds more slots than are free, so that there is always one for a newcomer.
 """
 
 from collections import OrderedDict
@@ -120,7 +120,7 @@ class Lanes(Generic[K]):
         self._make_ready(lane, queue, now_s)
 
     def take(self, now_s: float) -> list[K]:
-        """Return the attempts that may begin now; whoever gets them says what becomes of each."""
+        """Return the attempts that may begin now; the caller reports what becomes of each."""
         self._end_pauses(now_s)
         taken: list[K] = []
         passed_over: list[TenantId] = []
@@ -164,14 +164,14 @@ class Lanes(Generic[K]):
         self._make_ready(lane, queue, now_s)
 
     def forget(self, key: K) -> None:
-        """Know nothing more of an attempt that is done."""
+        """Forget an attempt that is done."""
         lane = self._lane_of.pop(key)
         queue = self._queues.get(lane)
         if queue is not None and not queue.waiting and not queue.under_way and not queue.has_more:
             self._drop(lane, queue)
 
     def outdate(self, lane: Lane) -> None:
-        """Forget what waits in a lane, as it is no longer so; what there is now is in the store."""
+        """Forget what waits in a lane because it is outdated; the store has the truth."""
         if (queue := self._queues.get(lane)) is not None:
             for key in queue.waiting:
                 del self._lane_of[key]
@@ -185,11 +185,11 @@ class Lanes(Generic[K]):
         return self._pauses[0][0] if self._pauses else None
 
     def hungry(self) -> list[Lane]:
-        """Return lanes that have little left here and more in the store."""
+        """Return lanes that are running low here and have more in the store."""
         return [lane for lane in self._with_more if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4]
 
     def has_no_more(self, lane: Lane) -> None:
-        """Learn that all of a lane is here."""
+        """Record that everything of a lane is in memory."""
         queue = self._queues.get(lane)
         self._with_more.pop(lane, None)
         if queue is not None:
@@ -230,7 +230,7 @@ class Lanes(Generic[K]):
         tenant.ready[lane] = None
         if not tenant.queued:
             if not tenant.under_way:
-                # Who was away has saved nothing up.
+                # A tenant that was away has saved nothing up.
                 tenant.used_s = max(tenant.used_s, self._floor_s)
             self._in_line(lane[0], tenant)
 

@@ -17,7 +17,7 @@ Versions = frozenset[str]
 """The versions of a timer that a request counts for, in any other nothing changes; none of them: if there is
 no such timer."""
 TimerKey = tuple[TenantId, ServiceCallId]
-"""What names a timer: no two of a tenant have the same service call."""
+"""What identifies a timer: no two of a tenant have the same service call."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -74,7 +74,7 @@ class ScheduleTimer(Keyed):
     """Of the request, to tell its repetition from another one with the same key."""
     """How to fire over HTTP; None leaves it as it is, which is on the bus for a new timer."""
     if_absent: bool = False
-    """Whether it counts only if there is no such timer, in whatever state."""
+    """Whether it counts only if there is no such timer yet, in any state."""
     expires_after_ms: int | None = None
     """How long after the due time its event is still of use; None if forever."""
 
@@ -125,7 +125,7 @@ class DueTimeReached(_Firing):
 
 
 class TimerExpired(_Firing):
-    """The due time was reached, but its event could only go out when it was of no use any more."""
+    """The due time was reached, but its event could only go out when it was no longer of use."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ Event = DueTimeReached | TimerExpired
 
 
 def short_digest(*parts: object) -> str:
-    """Return a text that is another one as soon as any of the parts is; a moment counts in UTC."""
+    """Return a text that differs as soon as any part differs; moments are compared in UTC."""
     texts = (str(epoch_ms(part)) if isinstance(part, datetime) else str(part) for part in parts)
     return sha256("\n".join(texts).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""What some commands together have brought about."""
+"""What a group of commands changed together."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -33,7 +33,7 @@ class Pace:
     open_until_s: float | None = None
     """Nothing is sent before then; after that one request tries. None while all is well."""
     pauses: int = 0
-    """How often in a row nothing was sent for a while."""
+    """How many pauses in a row."""
 
     @property
     def is_open(self) -> bool:

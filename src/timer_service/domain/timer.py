@@ -72,7 +72,7 @@ class Outcome(StrEnum):
 
 
 FINAL: Final = {TimerState.REACHED: Outcome.ALREADY_REACHED, TimerState.EXPIRED: Outcome.ALREADY_EXPIRED}
-"""States that nothing changes any more, and what a command for such a timer does."""
+"""States that are final, and the outcome of a command for such a timer."""
 
 
 @value(frozen=True, slots=True)

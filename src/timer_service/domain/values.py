@@ -1,4 +1,4 @@
-"""How the values are made that every timer needs by the dozen."""
+"""Dataclasses for values that every timer needs by the dozen."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -124,7 +124,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class Gauges:
-    """What has a value at any moment; whoever knows one sets it, or gives a function that returns it."""
+    """What has a value at any moment: it is set, or a function returns it."""
 
     pending: Gauge = _gauge("timer_pending", "Scheduled timers, due or not")
     backlog: Gauge = _gauge("timer_backlog", "Timers that are due and not fired yet")
@@ -310,7 +310,7 @@ class Metrics:
 
 
 class _Names:
-    """Names that become labels: the first so many, then one label for all others."""
+    """Names that become labels: a bounded number, then one label for all others."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

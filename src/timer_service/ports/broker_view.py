@@ -1,4 +1,4 @@
-"""What the broker holds and who else is there, for whoever looks after the service."""
+"""What the broker holds and who else is there, for operators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -103,8 +103,8 @@ class CommandSource(Protocol):
         """Ask the broker which commands wait at a moment between the call and the answer.
 
         Every command that was stored before the call either waits or has been applied. `beyond` names tenants
-        to ask about one by one, each with the sequence up to which commands do not count. Whoever is missing
-        in the answer could not be asked about. Raises BusUnavailable.
+        to ask about one by one, each with the sequence up to which commands do not count. A tenant that is
+        missing in the answer could not be asked about. Raises BusUnavailable.
         """
         ...
 

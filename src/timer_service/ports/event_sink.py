@@ -16,7 +16,7 @@ class Published(Enum):
     REJECTED = auto()
     """The broker answered that it will not take this one."""
     STREAM_REFUSED = auto()
-    """The stream takes nothing at present, whoever it is from: it is full, gone or without resources."""
+    """The stream accepts nothing at present, from anyone: it is full, gone or without resources."""
     UNANSWERED = auto()
     """No answer in time: the broker may or may not have it."""
     DISCONNECTED = auto()

@@ -1,4 +1,4 @@
-"""The state of the service, for whoever asks."""
+"""The state of the service, for health checks and operators."""
 
 from dataclasses import dataclass, field
 

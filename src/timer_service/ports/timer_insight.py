@@ -1,4 +1,4 @@
-"""Timers of all tenants, as whoever looks after the service sees them."""
+"""Timers of all tenants, as an operator sees them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ class TimerInsight(Protocol):
     ) -> TimerPage:
         """Return up to `limit` timers after a place, or before one; not both.
 
-        Among what is over, of all tenants, only so many are looked through for one page.
+        Of ended timers of all tenants, only a bounded number is searched for one page.
         """
         ...
 
@@ -148,7 +148,7 @@ class TenantInsight(Protocol):
     async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:
         """Return the callbacks that failed for good, those with the newest failure first.
 
-        Of each tenant up to `limit` are looked at, its newest; of all tenants, only so many by name.
+        Reads up to `limit` of each tenant, its newest; of all tenants, only a bounded number by name.
         """
         ...
 

@@ -20,7 +20,7 @@ MAX_LOOK_INTERVAL_S: Final = 5.0
 SHARED_LOOK_INTERVAL_S: Final = 2.0
 """With other instances: this finds what one of them left behind, and tells them that we are still there."""
 RESCAN_REST: Final = 10.0
-"""How much longer than a look at all that may begin the pause after it is."""
+"""How much longer the pause after a look at everything is than that look."""
 MAX_UNKEPT: Final = 512
 """Outcomes that are not in the store yet; beyond it no further attempt begins."""
 MAX_BEGUN: Final = 4
@@ -88,7 +88,7 @@ class Delivering:
         self._wake.set()
 
     async def observe(self) -> None:
-        """Bring the gauges up to date, for whoever is about to look at them."""
+        """Bring the gauges up to date before they are read."""
         lanes = self._waiting.lanes
         self._metrics.delivering(under_way=lanes.under_way, open_breakers=lanes.open_breakers)
         with suppress(TransientError):

@@ -42,7 +42,7 @@ class Watch:
         self._polled_at, self._polled_s = self._clock.now(), self._elapsed_s()
 
     def note_counts(self, counts: StoreCounts) -> None:
-        """Learn how much space is left, whoever asked."""
+        """Record how much space is left, as somebody has measured it."""
         self._free_bytes = counts.free_bytes
 
     def health(self) -> Health:
@@ -59,7 +59,7 @@ class Watch:
         )
 
     async def observe(self) -> None:
-        """Bring the gauges up to date, for whoever is about to look at them."""
+        """Bring the gauges up to date before they are read."""
         self._metrics.health(
             polled_at=self._polled_at.timestamp(),
             broker=self._broker_problem() is None,

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 class Purging:
-    """Deletes old timers batch after batch; whoever else waits for the store comes in between."""
+    """Deletes old timers in batches; other work on the store runs in between."""
 
     def __init__(self, around: Surroundings, retention: timedelta, batch_size: int = PURGE_BATCH) -> None:
         self._store = around.store

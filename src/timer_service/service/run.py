@@ -117,13 +117,13 @@ class Service:
         return self._watch.health()
 
     async def observe(self) -> None:
-        """Bring the gauges up to date, for whoever is about to look at them."""
+        """Bring the gauges up to date before they are read."""
         await self._watch.observe()
         if self._callbacks is not None:
             await self._callbacks.delivering.observe()
 
     def note_counts(self, counts: StoreCounts) -> None:
-        """Learn how much space is left, whoever asked."""
+        """Record how much space is left, as somebody has measured it."""
         self._watch.note_counts(counts)
 
     def obstacle(self, timer: Timer) -> Obstacle | None:
@@ -149,7 +149,7 @@ class Service:
             self._callbacks.delivering.wait_again(moment)
 
     def heard_of(self, due_at: datetime) -> None:
-        """Wake whoever a timer may concern that another instance has accepted."""
+        """Wake the loops that a timer accepted by another instance may concern."""
         self._firing.wake_for(due_at)
         if self._callbacks is not None:
             self._callbacks.wake_before(due_at)

@@ -7,7 +7,7 @@ adapters), so that a test may build workflows or a whole `Service` from them::
     store = MemoryTimerStore()
     bus = MemoryEventBus(clock, Subjects("timer"))
     bus.send(subject, body)  # what a caller would publish
-    clock.advance(10)  # whoever has slept for ten seconds wakes
+    clock.advance(10)  # tasks that have slept for ten seconds wake
     bus.events  # what the service has published, by message id
 
 `virtual` and `kit` have the whole service on a virtual clock, over a real broker. `timer-service dev` uses

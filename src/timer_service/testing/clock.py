@@ -55,7 +55,7 @@ class ManualClock(FreeClock):
         self._now = moment
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: the wall clock moves on, and whoever has slept long enough wakes."""
+        """Let time pass: the wall clock moves on, and tasks that have slept long enough wake."""
         self._now += timedelta(seconds=seconds)
         self._elapsed_s += seconds
         for sleeper, ends_at in list(self._sleepers.items()):
@@ -84,6 +84,6 @@ class ManualClock(FreeClock):
         await self.until_rest()
 
     async def until_rest(self) -> None:
-        """Let the tasks run on: whoever does not sleep when it should shows itself by further waits."""
+        """Let the tasks run on: one that does not sleep when it should shows by further waits."""
         for _ in range(TURNS_TO_REST):
             await asyncio.sleep(0)

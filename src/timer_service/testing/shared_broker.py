@@ -71,7 +71,7 @@ def _supervise(folder: Path, nats_server: str) -> None:
             server.terminate()
             server.wait()
     finally:
-        with suppress(FileNotFoundError):  # Whoever used it may have removed the folder by now.
+        with suppress(FileNotFoundError):  # Its user may have removed the folder by now.
             (folder / "ended").touch()
 
 
@@ -95,7 +95,7 @@ def _is_last(users: int) -> bool:
 
 
 if __name__ == "__main__":
-    # Whoever started us does not wait for us, nor do its signals reach us.
+    # Our starter does not wait for us, nor do its signals reach us.
     if os.fork() == 0:
         os.setsid()
         _supervise(Path(sys.argv[1]), sys.argv[2])

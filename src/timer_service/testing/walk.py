@@ -14,7 +14,7 @@ from timer_service.testing.virtual_clock import VirtualClock
 SETTLE_TIMEOUT_S: Final = 10.0
 """Of real time, in which nothing at all happens although somebody has not finished."""
 MOMENT_TIMEOUT_S: Final = 60.0
-"""Of real time at one moment: whoever always schedules what is due at once would never let time go on."""
+"""Of real time at one moment: code that keeps scheduling what is due at once would stop time forever."""
 FIRST_PAUSE_S: Final = 0.0005
 MAX_PAUSE_S: Final = 0.01
 

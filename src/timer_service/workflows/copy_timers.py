@@ -114,7 +114,7 @@ async def _read(
 
 
 def _parts(timers: Sequence[Timer], callbacks: int) -> Iterator[Sequence[Timer]]:
-    """Yield a batch in parts of so many callbacks at most."""
+    """Yield a batch in parts with a bounded number of callbacks each."""
     begin = found = 0
     for end, timer in enumerate(timers, start=1):
         found += timer.sink is Sink.HTTP
@@ -124,7 +124,7 @@ def _parts(timers: Sequence[Timer], callbacks: int) -> Iterator[Sequence[Timer]]
 
 
 async def _records(archive: TimerArchive, timers: Sequence[Timer]) -> Mapping[TimerKey, CallbackRecord]:
-    """Return what is kept of callbacks; asked for only where there can be one."""
+    """Return what is kept of callbacks; read only where there can be one."""
     keys = [timer.key for timer in timers if timer.sink is Sink.HTTP]
     return await archive.records(keys) if keys else {}
 

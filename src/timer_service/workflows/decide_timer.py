@@ -1,4 +1,4 @@
-"""Carry out commands whose senders wait for the answer, those at hand together."""
+"""Decide requests whose senders wait for an answer, in groups."""
 
 import asyncio
 from collections.abc import Sequence

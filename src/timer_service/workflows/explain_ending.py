@@ -13,7 +13,7 @@ from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.event_trail import Reader, Reading, Trail
 
 MAX_NAMED: Final = 5
-"""Consumers that are named; of the others only the number is told."""
+"""Consumers that are named; the others are only counted."""
 _HAS_IT: Final = {
     Reading.ACKNOWLEDGED: "has acknowledged it",
     Reading.DELIVERED: "was given it and has not acknowledged everything",

@@ -1,4 +1,4 @@
-"""Tell the world that due times were reached."""
+"""Publish what is due, then mark what the broker confirmed."""
 
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -120,7 +120,7 @@ class _Claiming:
 
     @asynccontextmanager
     async def after(self, asking: Coroutine[None, None, Waits]) -> AsyncIterator[tuple[Waits, Claim]]:
-        """Claim once it is known who waits, and pass over their timers."""
+        """Claim once it is known which tenants wait, and pass over their timers."""
         waits = await asking
         async with self.store.claim_due(waits.due_by, self.limit, waits.passed_over(self.held_back)) as claim:
             yield waits, claim
@@ -150,7 +150,7 @@ async def _publish(
     if sink.problem is not None:
         undecided = []  # Nothing is sent.
     if undecided:
-        # Before publishing: whoever repeats this, however late, repeats the same event.
+        # Before publishing: a repeat, however late, then publishes the same event.
         settled = await _settle(claim, undecided, now)
         ours = [timer for timer in timers if timer.key in settled]
     events = [timer.event(timer.judged(now), now) for timer in ours]

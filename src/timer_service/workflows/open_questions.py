@@ -27,6 +27,6 @@ class OpenQuestions:
             answered.set()
 
     async def answered(self) -> None:
-        """Wait until what is asked now is answered; what is asked later has seen what is applied now."""
+        """Wait for the questions that are open now; later ones see what is applied by now."""
         for question in list(self._open):
             await question.wait()

@@ -1,4 +1,4 @@
-"""Keep what callers ask for."""
+"""Apply commands, then acknowledge them."""
 
 from collections import Counter
 from collections.abc import Sequence

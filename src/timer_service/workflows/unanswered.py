@@ -45,7 +45,7 @@ class Unanswered:
         if self._looks[0].counted > over:
             return None
         self.ask_beside = True
-        # Not a moment that is yet to come again, where the clock was set back.
+        # Not later than now, if the clock was set back.
         return min(self._looks[0].moment, now)
 
     def answered(self) -> bool:

@@ -69,5 +69,5 @@ def milliseconds(moment: datetime) -> int:
 
 
 def moment(since_1970_ms: int) -> datetime:
-    """Return the moment that is so many milliseconds after 1970."""
+    """Return the moment this many milliseconds after 1970."""
     return EPOCH + timedelta(milliseconds=since_1970_ms)

@@ -76,7 +76,7 @@ class SqliteJournal:
                     self._connection.rollback()
 
     async def _commit_waiting(self) -> None:
-        """Do what waits, in turns with whoever performs an effect, until nothing waits any more."""
+        """Do what waits, in turns with those that perform an effect, until nothing is left."""
         while self._waiting:
             async with self._turn:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_TOGETHER))]
@@ -85,7 +85,7 @@ class SqliteJournal:
                 except Exception as error:
                     done = [(None, error)] * len(batch)
             for (_, outcome), (result, failure) in zip(batch, done, strict=True):
-                if not outcome.done():  # Otherwise whoever waited for it was cancelled.
+                if not outcome.done():  # Otherwise its waiter was cancelled.
                     outcome.set_result(result) if failure is None else outcome.set_exception(failure)
 
     def _commit_all(self, batch: Sequence[Work[Any]]) -> list[tuple[Any, Exception | None]]:

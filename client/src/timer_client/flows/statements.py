@@ -24,7 +24,7 @@ class Row(NamedTuple):
     delivery: int | None
     """How often that had been delivered."""
     epoch: int
-    """Raised whenever the run changes hands: whoever has an older one is fenced."""
+    """Raised whenever the run changes hands: a worker with an older one is fenced."""
     woken: int
     """Raised whenever something happens to a run in hand: its holder looks again before it lets go."""
     due_ms: int | None
@@ -188,7 +188,7 @@ def _found(scope: str, run_id: str) -> Work[Row]:
 
 
 def _kick(scope: str, run_id: str, due_ms: int = AT_ONCE_MS) -> Work[list[Memo]]:
-    """Have a run woken; whoever held it is fenced."""
+    """Have a run woken; a worker that held it is fenced."""
     kick = yield _KICK, scope, run_id, due_ms
     yield _LEAVE, scope, run_id, *Change(RunState.SLEEPING)
     return [Memo(*row) for row in kick]
@@ -312,7 +312,7 @@ def overdue(scope: str, before_ms: int, size: int) -> Work[list[tuple[str, Row]]
 
 
 def wake_again(scope: str, run_id: str, seen: Row, now_ms: int) -> Work[list[Memo]]:
-    """Give an overdue run a new wake-up, unless it has moved since; whoever held it is fenced."""
+    """Give an overdue run a new wake-up, unless it has moved since; a worker that held it is fenced."""
     if (yield from _found(scope, run_id)) != seen:
         return []
     kick = yield from _kick(scope, run_id, now_ms)

@@ -65,7 +65,7 @@ class Worker:
         while True:
             taken = await self._take(run_id, wake)
             if firing.deliveries > 1:
-                # Whoever had it may have died between recording a sleep and arming it.
+                # Its last worker may have died between recording a sleep and arming it.
                 await self.flows.arm(run_id, taken.memos if isinstance(taken, Taken) else taken)
             if not isinstance(taken, Taken):
                 return

@@ -10,7 +10,7 @@ from timer_client.requests import Timer
 
 
 class TimerAssertions(ABC):
-    """Assertions about scheduled timers; whoever mixes them in says which there are, and what time it is."""
+    """Assertions about scheduled timers; a subclass says which there are, and what time it is."""
 
     @abstractmethod
     def now(self) -> datetime:

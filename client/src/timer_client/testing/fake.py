@@ -91,7 +91,7 @@ class FakeTimers(Timers, TimerAssertions):
                 raise TimeoutError(
                     f"time stands at {self.now()}: handlers have not returned: {', '.join(at_work)}"
                 )
-            # Whoever takes long waits for something else, such as a thread, which needs its time, too.
+            # A task that takes long waits for something else, such as a thread, which needs its time, too.
             await asyncio.sleep(0 if busy < TURNS else PAUSE_S)
 
     async def _move_to(self, moment: datetime) -> None:

@@ -75,7 +75,7 @@ async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
     if there := batch.commands.keys() - timers.keys():
         found = await connection.fetch(LOCK_FOR_REQUESTS, *arrays.transposed(there, 2))
         await _expect(connection, batch.about_versions - {(row[0], row[1]) for row in found})
-        # Whoever claimed a timer before did so by the database's clock or an earlier one.
+        # An earlier claim of a timer went by the database's clock or an earlier one.
         batch.now = max(batch.now, *(row[-1] for row in found)) if found else batch.now
         before = [rows.timer(row) for row in found if row[-2]]
         after = [batch.apply(timer) for timer in before]

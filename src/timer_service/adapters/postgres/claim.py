@@ -130,7 +130,7 @@ class PostgresClaim:
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
         """Commit the verdict, then lock the claim again, as far as nobody was quicker.
 
-        Whoever was has changed the timer, or finds the verdict.
+        The one that was has changed the timer, or finds the verdict.
         """
         async with self._using:
             settled = [(*timer.key, timer.generation) for timer in timers if timer.key in self._held]

@@ -88,7 +88,7 @@ class Connections:
         self._durable = "SET LOCAL synchronous_commit = on;"
 
     async def acquire(self) -> Connection:
-        """Take a connection; whoever takes it has to give it back by `release`."""
+        """Take a connection; the caller has to give it back with `release`."""
         with translated(self.where, asked=self._asked):
             return await self._pool.acquire(timeout=self._limits.acquire_timeout_s)
 

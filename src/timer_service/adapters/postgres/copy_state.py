@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS timer_moved (target text NOT NULL);
 GRANT SELECT ON timer_moved TO PUBLIC;
 DELETE FROM timer_moved
 """
-# Whoever has connected meanwhile has to connect again, and is then refused.
+# An instance that has connected meanwhile has to connect again, and is then refused.
 _PART_WITH_OTHERS: Final = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = $1

@@ -47,7 +47,7 @@ WHERE state = 'Reached'
 ON CONFLICT DO NOTHING
 """  # noqa: S608
 
-# We are there. Whoever was not seen for long is forgotten.
+# Say that we are alive, and forget instances that have not been seen for long.
 BEAT: Final = f"""
 WITH forgotten AS (
   DELETE FROM callback_instances WHERE seen_at < {CLOCK} - interval '1 hour')

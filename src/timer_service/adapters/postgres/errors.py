@@ -42,7 +42,7 @@ _DAMAGE: Final = frozenset({
     "XX001",
     "XX002",
 })  # fmt: skip
-"""Whoever meets one of these, even a question, ends the process: nothing must be built on such data."""
+"""Any of these ends the process, even in a question: nothing must be built on such data."""
 _ADVICE: Final = {
     "28000": "the server does not let this user in; check TIMER_STORE_URL and pg_hba.conf",
     "28P01": "the password is wrong; check TIMER_STORE_URL",

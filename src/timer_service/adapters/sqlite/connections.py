@@ -42,7 +42,7 @@ async def connect(
 
 
 async def _opened(driver: Driver, address: str) -> aiosqlite.Connection:
-    """Open a connection; whoever is cancelled meanwhile closes it first, and so ends its thread."""
+    """Open a connection; if cancelled meanwhile, close it first, which ends its thread."""
     opening = asyncio.ensure_future(
         driver(address, uri=True, isolation_level=None, cached_statements=CACHED_STATEMENTS)
     )

@@ -62,7 +62,7 @@ class DueTenants:
     What it promises: a tenant with a due timer up to the known place is among them, or among those noted
     since the look began. Two ways lead there, side by side: along the due timers, which is short where few
     are due, and from tenant to tenant, which is short where few have pending timers. What comes after the
-    known place is found as time passes it; what is accepted before it is noted by whoever writes it.
+    known place is found as time passes it; what is accepted before it is noted by its writer.
     """
 
     def __init__(self, read: Read, limits: SqliteLimits, sink: Sink = Sink.BUS) -> None:

@@ -210,7 +210,7 @@ def _pending(sink: Sink, bounds: Bounds, columns: str, limit: int) -> Question:
 
 
 def _taken(wanted: TimerFilter, bounds: Bounds, columns: str, limit: int) -> Question:
-    """Look so many through, by key and state alone, and take those in the state."""
+    """Search a bounded number, by key and state alone, and take those in the state."""
     looked, parameters = _over(bounds, "tenant_id, service_call_id, state", wanted, MAX_LOOKED_THROUGH)
     sql = f"SELECT * FROM ({looked}) WHERE state = :state LIMIT :taken"  # noqa: S608
     if columns == rows.TIMER_COLUMNS:

@@ -14,7 +14,7 @@ MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 LOG_GROWTH_BYTES: Final = MAX_LOG_BYTES // 4
 """How much it grows before emptying it is tried again."""
 RESET_TIMEOUT_MS: Final = 250
-"""How long commands wait for whoever reads beside us, such as a backup; then the log may grow on."""
+"""How long commands wait for other readers, such as a backup; then the log may keep growing."""
 MAX_SCANNED_ROWS: Final = 20_000
 """Due timers that one look passes to learn whose they are."""
 MAX_VISITED_TENANTS: Final = 2_000

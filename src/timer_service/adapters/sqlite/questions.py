@@ -100,7 +100,7 @@ class Questions:
 
     @asynccontextmanager
     async def held_back(self) -> AsyncIterator[None]:
-        """Let nobody ask for a moment; interrupt whoever does not come to an end."""
+        """Hold back questions for a moment; interrupt those that do not end."""
         self._allowed.clear()
         try:
             for _ in range(2):

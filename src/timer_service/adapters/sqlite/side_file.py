@@ -30,7 +30,7 @@ class SideFile:
         """Return what a statement finds, nothing if there is no file."""
 
         def work(file: sqlite3.Connection) -> list[Any] | None:
-            # Whoever has just made the file may not have made the table yet.
+            # The process that has just made the file may not have made the table yet.
             if file.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
                 return []
             is_behind = max(_version(file), 1) < len(self._schema)
