@@ -130,10 +130,10 @@ class AddressRules:
     def denial(self, text: str, port: int) -> str | None:
         """Return why a place must not be dialled, None if it may."""
         try:
-            address = ipaddress.ip_address(text.partition("%")[0])
+            reached = _reached_by(text)
         except ValueError:
             return "not an IP address"
-        for judged in _judged(address):
+        for judged in reached:
             reason = self._denial(judged, port)
             if reason is not None:
                 return reason
@@ -152,6 +152,12 @@ class AddressRules:
 def _found(ranges: dict[int, list[tuple[int, int, str]]], address: Address) -> str | None:
     number = int(address)
     return next((name for first, mask, name in ranges[address.version] if number & mask == first), None)
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _reached_by(text: str) -> tuple[Address, ...]:
+    """Read an address, which each callback to it does again; return all that are judged."""
+    return tuple(_judged(ipaddress.ip_address(text.partition("%")[0])))
 
 
 def _judged(address: Address) -> Iterator[Address]:

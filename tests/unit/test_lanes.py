@@ -267,3 +267,14 @@ def test_nothing_is_left_in_memory_of_what_is_over() -> None:
     assert done == count
     assert (lanes._queues, lanes._tenants, lanes._lane_of, lanes._taken) == ({}, {}, {}, {})
     assert len(lanes._paces) == MAX_REMEMBERED
+
+
+def test_a_tenant_gets_in_line_once_for_each_of_its_turns() -> None:
+    lanes = Lanes[int]()
+    for n in range(100):
+        lanes.offer(n, lane("acme", f"https://{n % 25}.example"), 0.0)
+
+    assert len(lanes.take(0.0)) == 100
+
+    # Whoever stood there twice would get in line again and again in the same look, each time twice.
+    assert lanes._count == 100

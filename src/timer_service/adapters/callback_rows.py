@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
-from timer_service.adapters.rows import Row, moment, text
+from timer_service.adapters.rows import Row, moment, moment_of_burst, text
 from timer_service.domain.callback import Callback, Method, RetryPolicy, Signing
 from timer_service.domain.delivery import Attempt, Delivery, DeliveryState
 from timer_service.domain.messages import CorrelationId, ServiceCallId, TenantId, TimerKey, Trace
@@ -41,6 +41,10 @@ OUTCOME_COLUMNS: Final = (
 _DELIVERY_WIDTH: Final = 16
 _CALLBACK_WIDTH: Final = 15
 _MS: Final = timedelta(milliseconds=1)
+# Much quicker than to ask the enumerations.
+_METHODS: Final = {each.value: each for each in Method}
+_SIGNINGS: Final = {each.value: each for each in Signing}
+_STATES: Final = {each.value: each for each in DeliveryState}
 
 
 def callback_row(key: TimerKey, callback: Callback, now: datetime) -> tuple[Any, ...]:
@@ -78,14 +82,14 @@ def callback(row: Row) -> Callback:
     """Return the callback of a row that holds CALLBACK_COLUMNS."""
     return Callback(
         url=row[2],
-        method=Method(row[4]),
-        headers=tuple((name, value) for name, value in json.loads(row[5])),
+        method=_METHODS[row[4]],
+        headers=_headers(row[5]),
         body=row[6],
         content_type=row[7],
         retry=_retry_policy(row[8]),
         timeout=row[9] * _MS,
         expires_after=None if row[10] is None else row[10] * _MS,
-        signing=Signing(row[11]),
+        signing=_SIGNINGS[row[11]],
         metadata=row[12],
         fingerprint=row[13],
     )
@@ -93,19 +97,20 @@ def callback(row: Row) -> Callback:
 
 def delivery(row: Row) -> Delivery:
     """Return the delivery of a row that holds DELIVERY_COLUMNS."""
-    due_at, opened_at = moment(row[6]), moment(row[7])
+    due_at, opened_at = moment_of_burst(row[6]), moment_of_burst(row[7])
     assert due_at is not None
     assert opened_at is not None
+    is_new = row[8] == row[7]  # Its first attempt is to begin when it was opened.
     return Delivery(
         tenant_id=TenantId(row[0]),
         service_call_id=ServiceCallId(row[1]),
         id=row[2] if isinstance(row[2], UUID) else UUID(row[2]),
         generation=row[3],
-        state=DeliveryState(row[4]),
+        state=_STATES[row[4]],
         origin=row[5],
         due_at=due_at,
         opened_at=opened_at,
-        next_attempt_at=moment(row[8]),
+        next_attempt_at=opened_at if is_new else moment(row[8]),
         expires_after=None if row[9] is None else row[9] * _MS,
         attempts=row[10],
         series_from=row[11],
@@ -166,7 +171,7 @@ def attempt(row: Row) -> Attempt:
 
 def waiting(row: Row) -> WaitingDelivery:
     """Return what waits of a row that holds WAITING_COLUMNS."""
-    next_attempt_at = moment(row[3])
+    next_attempt_at = moment_of_burst(row[3])
     assert next_attempt_at is not None
     return WaitingDelivery(TenantId(row[0]), ServiceCallId(row[1]), row[2], next_attempt_at)
 
@@ -230,5 +235,8 @@ def _text(value: datetime | None) -> str | None:
 
 def stored_headers(row: Row) -> StoredHeaders:
     """Return the headers of a row that holds a key and headers."""
-    headers = tuple((name, value) for name, value in json.loads(row[2]))
-    return StoredHeaders(TenantId(row[0]), ServiceCallId(row[1]), headers)
+    return StoredHeaders(TenantId(row[0]), ServiceCallId(row[1]), _headers(row[2]))
+
+
+def _headers(text: str) -> tuple[tuple[str, str], ...]:
+    return () if text == "[]" else tuple((name, value) for name, value in json.loads(text))

@@ -106,7 +106,7 @@ def moment(value: str | int | datetime | None) -> datetime | None:
     return EPOCH + timedelta(milliseconds=value) if isinstance(value, int) else value
 
 
-_moment_of_burst: Final = lru_cache(maxsize=8)(moment)
+moment_of_burst: Final = lru_cache(maxsize=8)(moment)
 """Timers of a burst are due at one moment, and what is made of it later is known by the same object."""
 
 
@@ -174,7 +174,7 @@ def timer(row: Row) -> Timer:
 
 def due_timer(row: Row) -> DueTimer:
     """Return the due timer of a row that holds DUE_COLUMNS."""
-    due_at = _moment_of_burst(row[2])
+    due_at = moment_of_burst(row[2])
     assert due_at is not None
     trace = None if row[5] is None else Trace(row[5], row[6])
     verdict = None if row[8] is None else TimerState(row[8])

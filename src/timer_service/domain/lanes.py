@@ -50,7 +50,8 @@ class _Tenant:
     under_way: int = 0
     usual_s: float = FIRST_CHARGE_S
     ready: OrderedDict[Lane, None] = field(default_factory=OrderedDict)
-    queued: bool = False
+    turn: int = 0
+    """The number of its place in the line, the only one that counts; 0 if it does not stand there."""
     lanes: int = 0
 
 
@@ -125,11 +126,11 @@ class Lanes(Generic[K]):
         taken: list[K] = []
         passed_over: list[TenantId] = []
         while self._turns and self._under_way < self._slots:
-            used_s, _, tenant_id = heappop(self._turns)
+            used_s, turn, tenant_id = heappop(self._turns)
             tenant = self._tenants.get(tenant_id)
-            if tenant is None or not tenant.queued:
+            if tenant is None or tenant.turn != turn:
                 continue
-            tenant.queued = False
+            tenant.turn = 0
             if not tenant.ready:
                 continue
             if used_s < tenant.used_s:
@@ -213,7 +214,7 @@ class Lanes(Generic[K]):
         tenant.used_s += tenant.usual_s
         self._taken[key] = (now_s, tenant.usual_s)
         self._make_ready(lane, queue, now_s)
-        if tenant.ready:
+        if tenant.ready and not tenant.turn:
             self._in_line(tenant_id, tenant)
         return key
 
@@ -228,15 +229,15 @@ class Lanes(Generic[K]):
                 heappush(self._pauses, (again_s, self._count, lane))
             return
         tenant.ready[lane] = None
-        if not tenant.queued:
+        if not tenant.turn:
             if not tenant.under_way:
                 # A tenant that was away has saved nothing up.
                 tenant.used_s = max(tenant.used_s, self._floor_s)
             self._in_line(lane[0], tenant)
 
     def _in_line(self, tenant_id: TenantId, tenant: _Tenant) -> None:
-        tenant.queued = True
         self._count += 1
+        tenant.turn = self._count
         heappush(self._turns, (tenant.used_s, self._count, tenant_id))
 
     def _tenant(self, tenant_id: TenantId) -> _Tenant:

@@ -1,6 +1,8 @@
 """A Prometheus histogram that takes a whole batch of values in one step."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import Histogram
 
@@ -16,3 +18,10 @@ class BatchHistogram(Histogram):
         self._sum.inc(total)
         for bucket, count in tally.items():
             self._buckets[bucket].inc(count)
+
+    def observe_many(self, values: Iterable[float]) -> None:
+        """Observe some values."""
+        observed = list(values)
+        if observed:
+            bounds = self._upper_bounds
+            self.observe_all(Counter(bisect_left(bounds, value) for value in observed), sum(observed))

@@ -1,6 +1,7 @@
 """Every metric of the service, in Prometheus form; docs/monitoring.md describes each."""
 
 import time
+from collections import Counter as Counted
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -50,6 +51,10 @@ def _batch_histogram(name: str, text: str, *, buckets: Sequence[float]) -> Any:
 
 def _gauge(name: str, text: str) -> Any:
     return field(default_factory=partial(Gauge, name, text, registry=None))
+
+
+def _late_s(at: datetime, made: Attempted) -> float:
+    return max(0.0, (at - made.finished.before.due_at).total_seconds())
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,12 @@ class _Table:
     callbacks_ended: Counter = _counter(
         "timer_callbacks_ended", "Callbacks delivered or given up, by state", "state"
     )
-    callback_sent: Histogram = _histogram(
+    callback_sent: BatchHistogram = _batch_histogram(
         "timer_callback_sent_lateness_seconds",
         "From the due time to the first attempt",
         buckets=LATENESS_BUCKETS_S,
     )
-    callback_delivered: Histogram = _histogram(
+    callback_delivered: BatchHistogram = _batch_histogram(
         "timer_callback_delivered_lateness_seconds",
         "From the due time to the receiver's answer that ended the delivery",
         buckets=LATENESS_BUCKETS_S,
@@ -225,29 +230,23 @@ class Metrics:
         self._table.fired.inc(len(report.confirmed))
         self._table.batch_size.labels("callbacks").observe(len(report.confirmed))
 
-    def attempted(self, made: Attempted) -> None:
-        """Record an attempt to deliver a callback."""
-        if made.result is None:
-            return
-        outcome = outcome_of(made.result).value
-        self._table.callback_attempts.labels(outcome).inc()
-        if self._origins.are_wanted:
-            origin = self._origins.label(made.finished.before.origin)
-            self._table.origin_attempts.labels(origin, outcome).inc()
-        if not made.finished.before.attempts:
-            late_s = (made.started_at - made.finished.before.due_at).total_seconds()
-            self._table.callback_sent.observe(max(0.0, late_s))
-
     def delivered(self, group: Sequence[Attempted]) -> None:
-        """Record attempts whose outcomes are kept."""
-        states = [made.finished.after.state for made in group]
-        for state in set(states) - {DeliveryState.WAITING}:
-            self._table.callbacks_ended.labels(state.value.lower()).inc(states.count(state))
-        for made in group:
-            after = made.finished.after
-            if after.state is DeliveryState.DELIVERED:
-                late_s = (made.ended_at - after.due_at).total_seconds()
-                self._table.callback_delivered.observe(max(0.0, late_s))
+        """Record attempts whose outcomes are kept, all of them in a few steps."""
+        table = self._table
+        made = [each for each in group if each.result is not None]
+        outcomes = [outcome_of(each.result).value for each in made if each.result is not None]
+        for outcome, count in Counted(outcomes).items():
+            table.callback_attempts.labels(outcome).inc(count)
+        if self._origins.are_wanted:
+            for each, outcome in zip(made, outcomes, strict=True):
+                table.origin_attempts.labels(self._origins.label(each.finished.before.origin), outcome).inc()
+        first = [each for each in made if not each.finished.before.attempts]
+        table.callback_sent.observe_many(_late_s(each.started_at, each) for each in first)
+        for state, count in Counted(each.finished.after.state for each in group).items():
+            if state is not DeliveryState.WAITING:
+                table.callbacks_ended.labels(str(state).lower()).inc(count)
+        ended = [each for each in group if each.finished.after.state is DeliveryState.DELIVERED]
+        table.callback_delivered.observe_many(_late_s(each.ended_at, each) for each in ended)
 
     def delivering(self, *, under_way: int, open_breakers: int) -> None:
         """Record what is being sent, and to whom nothing is."""

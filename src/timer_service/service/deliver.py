@@ -161,7 +161,6 @@ class Delivering:
             result = made.result
             self._unkept.append(made)
             self._ended.set()
-            self._metrics.attempted(made)
         finally:
             self._waiting.lanes.done(key, result, self._elapsed_s())
             self._wake.set()
