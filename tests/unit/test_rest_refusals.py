@@ -276,6 +276,23 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_again() -> None
     assert replies[2].headers["ratelimit"] == '"default";r=0;t=1'
 
 
+async def test_lists_and_batches_count_by_their_timers() -> None:
+    site = await Site(rate=1, burst=7).open()
+    timers = [{"serviceCallId": f"order-{n}", "delayMs": 60_000} for n in range(40)]
+
+    batch = await site.ask("POST", "/v1/timers:batch", {"timers": timers})
+    listed = await site.ask("GET", "/v1/timers?limit=20")
+    too_many = [await site.ask("GET", "/v1/timers?limit=20") for _ in range(2)]
+    other = await site.ask("GET", "/v1/timers", tenant=GLOBEX)
+
+    assert [reply.headers["ratelimit"] for reply in (batch, listed)] == [
+        '"default";r=4;t=1',
+        '"default";r=2;t=1',
+    ]
+    assert [reply.status for reply in too_many] == [200, 429]
+    assert other.status == 200
+
+
 async def test_whoever_asks_too_often_waits_for_the_refusal_and_nobody_else_does() -> None:
     site = await Site(rate=1, burst=1, too_many_after_s=3_600).open()
     await site.ask("GET", "/v1/timers")

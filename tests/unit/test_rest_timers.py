@@ -8,6 +8,7 @@ import pytest
 from tests.support.rest import Site
 from tests.support.timers import ACME, GLOBEX, at, call
 from timer_client.wire import format_time
+from timer_service.adapters.http.v1 import READ_AT_ONCE
 from timer_service.domain.messages import DueTimeReached
 from timer_service.domain.timer import TimerState
 
@@ -299,6 +300,18 @@ async def test_a_batch_has_a_result_for_each(site: Site) -> None:
     assert (reply.status, [result["status"] for result in results]) == (200, [201, 201, 409, 400, 400, 400])
     assert results[4]["problem"]["errors"][0]["pointer"] == "/timers/4/dueAt"
     assert len(site.store.timers) == 3
+
+
+async def test_a_batch_is_read_in_many_rounds_of_the_loop(site: Site) -> None:
+    batch = [{"dueAt": DUE}] * 1_000
+    rounds = 0
+    asking = asyncio.create_task(site.ask("POST", "/v1/timers:batch", {"timers": batch}))
+    while not asking.done():
+        await asyncio.sleep(0)
+        rounds += 1
+
+    assert rounds >= 1_000 // READ_AT_ONCE
+    assert (await asking).status == 200
 
 
 async def test_a_batch_of_a_thousand_is_one_transaction_and_one_more_is_refused(site: Site) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -58,6 +58,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     media_type: str = _JSON
     outcome: str = "ok"
+    extra_cost: int = 0
+    """For how many more requests the work counts that it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,9 @@ class ApiApp:
         except Problem as problem:
             problem.headers = {**limits, **problem.headers}
             raise
-        return Answer(
-            answer.status, answer.body, {**limits, **answer.headers}, answer.media_type, answer.outcome
-        )
+        if answer.extra_cost:
+            limits = self._charge(caller, answer.extra_cost)
+        return replace(answer, headers={**limits, **answer.headers})
 
     def _admit(self, caller: Caller, route: Route) -> Mapping[str, str]:
         now_s = asyncio.get_running_loop().time()
@@ -194,8 +196,12 @@ class ApiApp:
             problem = _too_many(wait_s)
             problem.headers = {**self._limits(0, problem.headers["retry-after"]), **problem.headers}
             raise problem
-        self._rate_limit.charge(caller.tenant_id, route.extra_cost)
-        left = self._rate_limit.left(caller.tenant_id, now_s)
+        return self._charge(caller, route.extra_cost)
+
+    def _charge(self, caller: Caller, extra_cost: int) -> Mapping[str, str]:
+        """Let a request count for more, and return what is told of what is left."""
+        self._rate_limit.charge(caller.tenant_id, extra_cost)
+        left = self._rate_limit.left(caller.tenant_id, asyncio.get_running_loop().time())
         return {} if left is None else self._limits(left, "1")
 
     def _limits(self, left: int, until_more_s: str) -> Mapping[str, str]:

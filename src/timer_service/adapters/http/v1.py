@@ -1,5 +1,6 @@
 """The API in the service's own words: /v1."""
 
+import asyncio
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -7,6 +8,7 @@ from pydantic import Field
 from timer_client import wire
 from timer_client.wire.rules import CorrelationText, Time
 from timer_service.adapters.cursor import read_cursor, write_cursor
+from timer_service.adapters.endpoints import TIMERS_PER_REQUEST
 from timer_service.adapters.explanation_view import explanation_view
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
@@ -31,6 +33,8 @@ from timer_service.ports.timer_store import Decided, TimerQuery
 from timer_service.timers import NEWEST, Timers
 
 PATCH_TRIES: Final = 10
+READ_AT_ONCE: Final = 20
+"""Timers of a batch that are read in one round of the loop, which everything else waits for."""
 _UNSETTLED: Final = {
     Outcome.DUE: "the timer is due and its firing is not confirmed yet",
     Outcome.SUPERSEDED: "newer commands for this timer are still coming in",
@@ -121,7 +125,7 @@ class TimerHandlers:
         content: dict[str, Any] = {"timers": [self._views.of(timer) for timer in found]}
         if len(found) == asked.limit and found[-1].due_at is not None:
             content["cursor"] = write_cursor(found[-1].due_at, found[-1].service_call_id)
-        return Answer(200, wire.write_json(content))
+        return Answer(200, wire.write_json(content), extra_cost=len(found) // TIMERS_PER_REQUEST)
 
     async def replace(self, request: Request) -> Answer:
         """Create a timer, or put another one in its place."""
@@ -178,6 +182,8 @@ class TimerHandlers:
         results: list[dict[str, Any] | None] = [None] * len(values)
         commands: dict[ServiceCallId, tuple[int, ScheduleTimer]] = {}
         for index, value in enumerate(values):
+            if index and index % READ_AT_ONCE == 0:
+                await asyncio.sleep(0)
             pointer = f"/timers/{index}"
             try:
                 body = bodies.read_value(NewTimerBody, value, pointer)
@@ -199,7 +205,8 @@ class TimerHandlers:
         decided = await self._timers.carry_out_all(wanted)
         for (index, command), each in zip(commands.values(), decided, strict=True):
             results[index] = self._batch_result(each, command.fingerprint)
-        return Answer(200, wire.write_json({"results": results}))
+        content = wire.write_json({"results": results})
+        return Answer(200, content, extra_cost=len(values) // TIMERS_PER_REQUEST)
 
     async def _get(self, request: Request) -> Timer:
         return await self._timers.get(request.caller.tenant_id, name_in(request))
