@@ -1,6 +1,7 @@
 """The compact dialect: /timers and /health, {code, message, data}, five statuses."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,10 +14,12 @@ from timer_client.wire import format_time
 from timer_service.adapters.http.compact import HEALTH_TIMEOUT_S, MAX_OFFSET
 from timer_service.domain.callback import Sink
 from timer_service.domain.errors import StoreBusy
-from timer_service.domain.messages import DueTimeReached, ServiceCallId
+from timer_service.domain.messages import DueTimeReached, ServiceCallId, TimerKey
 from timer_service.domain.timer import Timer
+from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.timer_store import TimerQuery
 from timer_service.testing import MemoryTimerStore
+from timer_service.testing.deliveries import MemoryDeliveries
 
 DUE = format_time(at(60))
 LATER = format_time(at(90))
@@ -186,6 +189,31 @@ async def test_of_very_many_timers_the_total_is_capped_and_says_so(site: Site) -
 
     assert (data["total"], data["total_capped"]) == (MAX_OFFSET, True)
     assert (beyond.status, "cursor" in beyond.json["message"]) == (400, True)
+
+
+class CountingDeliveries(MemoryDeliveries):
+    """Notes how many callbacks are read together."""
+
+    def __init__(self, of: MemoryDeliveries) -> None:
+        self.__dict__ |= of.__dict__
+        self.reads: list[int] = []
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        self.reads.append(len(keys))
+        return await super().get(keys)
+
+
+async def test_a_long_page_does_not_hold_all_its_bodies_at_once() -> None:
+    store = MemoryTimerStore()
+    store.deliveries = counting = CountingDeliveries(store.deliveries)
+    site = await Site(store=store, has_broker=False).open()
+    for number in range(45):
+        await create(site, callback_payload={"number": number})
+    counting.reads.clear()
+
+    reply = await site.ask("GET", "/timers?limit=200")
+
+    assert (len(reply.json["data"]["timers"]), counting.reads) == (45, [20, 20, 5])
 
 
 async def test_a_list_has_pages_filters_and_a_total(site: Site) -> None:
