@@ -1,11 +1,13 @@
 """The REST API on every store: what it promises of conditions, repetitions and deliveries rests on theirs."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.support.rest import Site
-from tests.support.timers import at
+from tests.support.timers import ACME, at, call
 from timer_client.wire import format_time
 from timer_service.domain.callback import Sink
 from timer_service.domain.delivery import Answered, after_attempt
@@ -31,7 +33,13 @@ async def fail_for_good(site: Site) -> None:
     site.clock.advance(60)
     async with site.store.claim_due(at(60), 10, sink=Sink.HTTP) as claim:
         await claim.mark_reached([timer.reached(at(60)) for timer in claim.timers])
-        keys = [timer.key for timer in claim.timers]
+        names = [timer.service_call_id for timer in claim.timers]
+    await refuse(site, names)
+
+
+async def refuse(site: Site, names: Sequence[str]) -> None:
+    """Let the callbacks that wait among these be refused."""
+    keys = [(ACME, call(name)) for name in names]
     for claimed in await site.store.deliveries.claim(keys, at(60)):
         before, gone = claimed.delivery, Answered(410)
         after = after_attempt(before, claimed.callback.retry, gone, at(60), at(60), lambda: 0.0)
@@ -84,6 +92,20 @@ async def test_a_repeated_key_finds_its_timer_and_a_batch_has_a_result_for_each(
     assert [each["status"] for each in batch.json["results"]] == [201, 201, 400]
 
 
+async def test_a_thousand_racing_requests_with_one_key_make_one_timer_and_one_delivery(site: Site) -> None:
+    body = {"dueAt": DUE, "callback": CALLBACK}
+    replies = await asyncio.gather(
+        *(site.ask("POST", "/v1/timers", body, idempotency_key="k") for _ in range(1_000))
+    )
+    await fail_for_good(site)
+    again = await site.ask("POST", "/v1/timers", body, idempotency_key="k")
+
+    listed = [await site.ask("GET", path) for path in ("/v1/timers", "/v1/deliveries")]
+    assert sorted(reply.status for reply in replies) == [200] * 999 + [201]
+    assert (len(listed[0].json["timers"]), len(listed[1].json["deliveries"])) == (1, 1)
+    assert (again.status, again.json["timer"]["delivery"]["state"]) == (200, "Failed")
+
+
 async def test_a_delivery_that_has_failed_is_shown_sent_again_and_abandoned(site: Site) -> None:
     await site.ask("PUT", ONE, {"dueAt": DUE, "callback": CALLBACK})
     await fail_for_good(site)
@@ -108,6 +130,23 @@ async def test_a_delivery_that_has_failed_is_shown_sent_again_and_abandoned(site
     )
     assert await etag(site) != seen
     assert (await site.ask("DELETE", ONE)).status == 409
+
+
+async def test_what_fails_again_at_once_is_not_sent_again_and_again(site: Site) -> None:
+    names = [f"order-{n}" for n in range(3)]
+    for name in names:
+        await site.ask("PUT", f"/v1/timers/{name}", {"dueAt": DUE, "callback": CALLBACK})
+    await fail_for_good(site)
+
+    first = await site.ask("POST", "/v1/deliveries:retry", {"limit": 2})
+    await refuse(site, names)
+    second = await site.ask("POST", "/v1/deliveries:retry", {"limit": 2, "cursor": first.json["cursor"]})
+
+    assert (first.json["retried"], first.json["more"], second.json) == (
+        2,
+        True,
+        {"retried": 1, "more": False},
+    )
 
 
 async def test_the_compact_dialect_changes_lists_and_cancels(site: Site) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from timer_service.cli.arguments import Commands, add_json_argument
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
@@ -18,6 +18,7 @@ from timer_service.config import load_settings
 from timer_service.printable import printable_json
 
 ANSWER_TIMEOUT_S: Final = 10.0
+RETRIED_AT_ONCE: Final = 1_000
 STATES: Final = ("waiting", "delivered", "failed", "abandoned")
 _SERVER_ERROR: Final = 500
 
@@ -58,7 +59,7 @@ def list_deliveries(options: argparse.Namespace) -> int:
         for each in found:
             say(printable_json(each))
         return EXIT_OK
-    table = Table("id", "state", "attempts", "receiver", "due", "error", box=None)
+    table = Table(Column("id", no_wrap=True), "state", "attempts", "receiver", "due", "error", box=None)
     for each in found:
         last = each.get("error") or ""
         row = (
@@ -92,12 +93,17 @@ def retry_deliveries(options: argparse.Namespace) -> int:
     if options.id is not None:
         name = urllib.parse.quote(options.id, safe="")
         delivery = _ask(options, "POST", f"/v1/timers/{name}/retry")["delivery"]
-        tell(options, f"{options.id} {delivery['state'].lower()}", delivery)
+        is_sent = delivery["state"] != "Delivered"
+        text = "is sent again" if is_sent else "is delivered, and is not sent again"
+        tell(options, f"{options.id} {text}", delivery)
         return EXIT_OK
-    count, more = 0, True
-    while more:
-        answer = _ask(options, "POST", "/v1/deliveries:retry", {"limit": 1_000})
-        count, more = count + answer["retried"], answer["more"]
+    count = 0
+    place: dict[str, str] | None = {}
+    while place is not None:
+        answer = _ask(options, "POST", "/v1/deliveries:retry", {"limit": RETRIED_AT_ONCE, **place})
+        count += answer["retried"]
+        # On from there: what has failed again meanwhile would be found again, without an end.
+        place = {"cursor": answer["cursor"]} if answer["more"] else None
     tell(options, f"{count} callbacks are sent again", {"retried": count})
     return EXIT_OK
 

@@ -43,6 +43,7 @@ class RetryFilter(_Filter):
 
     state: Literal["failed", "abandoned"] = "failed"
     limit: int = Field(default=100, ge=1, le=1_000)
+    cursor: str | None = None
 
 
 PublicKeys = Callable[[TenantId], Awaitable[list[dict[str, Any]]]]
@@ -104,10 +105,16 @@ class DeliveryHandlers:
             origin=_origin(asked.origin),
             opened_from=asked.opened_from,
             opened_before=asked.opened_before,
+            after=None if asked.cursor is None else read_cursor(asked.cursor),
             limit=asked.limit,
         )
+        found = await self._deliveries.list(query)
         count = await self._deliveries.retry_all(query)
-        return Answer(200, wire.write_json({"retried": count, "more": count == asked.limit}))
+        content: dict[str, Any] = {"retried": count, "more": len(found) == asked.limit}
+        if content["more"]:
+            # What fails again at once is found again: whoever goes on from here does not meet it.
+            content["cursor"] = write_cursor(found[-1].opened_at, found[-1].service_call_id)
+        return Answer(200, wire.write_json(content))
 
     async def signing_keys(self, request: Request) -> Answer:
         """Show the keys by which callbacks can be verified."""

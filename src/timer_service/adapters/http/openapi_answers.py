@@ -170,7 +170,7 @@ ANSWERS: Final[Mapping[str, Schema]] = {
     "rest.attempts": _object({"attempts": _list(ref("Attempt"))}, {"delivery": ref("Delivery")}),
     **dict.fromkeys(("rest.retry", "rest.abandon"), _ONE_DELIVERY),
     "rest.deliveries": _object({"deliveries": _list(ref("Delivery"))}, _PAGE),
-    "rest.retry_all": _object({"retried": _NUMBER, "more": _FLAG}),
+    "rest.retry_all": _object({"retried": _NUMBER, "more": _FLAG}, _PAGE),
     "rest.signing_keys": _object(
         {
             "keys": _list(
