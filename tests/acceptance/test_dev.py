@@ -257,9 +257,12 @@ def test_the_greeting_says_how_to_reach_it_and_what_to_try(shared: Shared) -> No
 
 def test_the_printed_requests_over_http_work_and_a_callback_reaches_the_receiver(start: Start) -> None:
     dev = start(TIMER_API_PORT=str(free_port()))
-    dev.greeting()
+    greeting = dev.greeting()
     (create, show, call), listen = over_http(dev)
     dev.ready()
+    [api] = re.findall(r"^  api +(http://\S+/v1)$", greeting, re.MULTILINE)
+    with urllib.request.urlopen(api, timeout=PATIENCE_S) as page:
+        assert page.headers["content-type"].startswith("text/html")
 
     created, shown = carry_out(create), carry_out(show)
     port = free_port()

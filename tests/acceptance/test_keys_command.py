@@ -6,6 +6,10 @@ from pathlib import Path
 from tests.support.process import run_cli
 
 
+def test_where_there_is_no_key_the_list_says_how_to_make_one(tmp_path: Path) -> None:
+    assert run_cli("keys", "list", cwd=tmp_path).stdout == "no keys: `timer-service keys create` makes one\n"
+
+
 def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
     made = run_cli("keys", "create", "--tenant", "acme", "--scope", "read", "--note", "ci", cwd=tmp_path)
     key_id = made.stdout.split("_")[1]

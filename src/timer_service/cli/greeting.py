@@ -19,6 +19,7 @@ def greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode)
     print(
         f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
         + _page(settings)
+        + _api_place(settings)
         + f"  broker  {broker.url}\n"
         + _health(settings)
         + f"  data    {data}\n"
@@ -47,6 +48,12 @@ def _page(settings: Settings) -> str:
     if not settings.page_port:
         return ""
     return f"  page    http://{settings.page_host}:{settings.page_port}/ui/\n"
+
+
+def _api_place(settings: Settings) -> str:
+    if not settings.api_port:
+        return ""
+    return f"  api     http://{settings.api_host}:{settings.api_port}/v1\n"
 
 
 def _api(settings: Settings, data: Path, mode: DevMode, command: str) -> str:

@@ -108,6 +108,9 @@ async def _list(options: argparse.Namespace, keys: ApiKeyStore) -> None:
     if options.json:
         say("\n".join(printable_json(facts(key)) for key in found))
         return
+    if not found:
+        say("no keys: `timer-service keys create` makes one")
+        return
     table = Table("id", "tenant", "scopes", "created", "last used", "state", "note", box=None)
     for key in found:
         created, state = wire.format_time(key.created_at), _state(key)
