@@ -26,11 +26,11 @@ from timer_service.ports.clock import GuardedClock
 from timer_service.ports.delivery_store import DeliveryStore
 from timer_service.ports.time_travel import TimeTravel
 from timer_service.ports.timer_store import PatientStore, TimerStore
-from timer_service.senders import open_callback_sender, resealing
 from timer_service.service.run import Service
 from timer_service.service.surroundings import Surroundings
-from timer_service.stores import OpenedStore, open_store
 from timer_service.timers import Timers
+from timer_service.wiring.senders import open_callback_sender, resealing
+from timer_service.wiring.stores import OpenedStore, open_store
 
 Bus = NatsBus | NoBroker
 """Where commands come from and events go to."""
@@ -39,14 +39,14 @@ HTTP_REMEDY: Final = "set TIMER_HTTP_HOST and TIMER_HTTP_PORT, or TIMER_HTTP_POR
 
 def _rest_api(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
     # Here, because what it needs takes a while to load.
-    from timer_service.rest_api import RestParts, rest_api  # noqa: PLC0415
+    from timer_service.wiring.rest_api import RestParts, rest_api  # noqa: PLC0415
 
     return rest_api(settings, RestParts(**parts))
 
 
 def _page(settings: Settings, **parts: Any) -> AbstractAsyncContextManager[None]:
     # Here, as above.
-    from timer_service.page import PageParts, page  # noqa: PLC0415
+    from timer_service.wiring.page import PageParts, page  # noqa: PLC0415
 
     return page(settings, PageParts(**parts))
 

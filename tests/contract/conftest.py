@@ -9,8 +9,8 @@ import pytest
 from tests.support.clients import CLIENTS, Desk
 from tests.support.lines import BUSES, Line
 from tests.support.stores import KINDS, open_kind
-from timer_service.stores import OpenedStore, Store
 from timer_service.testing import ManualClock
+from timer_service.wiring.stores import OpenedStore, Store
 
 
 @pytest.fixture(params=KINDS)

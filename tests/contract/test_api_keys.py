@@ -7,7 +7,7 @@ import pytest
 from tests.support.timers import ACME, GLOBEX, at
 from timer_service.domain.api_keys import ApiKey, Scope, digest_of
 from timer_service.ports.api_keys import ApiKeyStore
-from timer_service.stores import OpenedStore
+from timer_service.wiring.stores import OpenedStore
 
 KEY = ApiKey(
     "a1", ACME, frozenset({Scope.READ, Scope.WRITE}), digest_of("tmr_a1_x"), at(0), at(60), note="ci"

@@ -10,7 +10,7 @@ import pytest
 from tests.support.timers import ACME, GLOBEX, at
 from timer_service.adapters.sqlite.audit import SqliteAudit, audit_path
 from timer_service.ports.audit import KEPT_FOR, Action, Audit
-from timer_service.stores import OpenedStore
+from timer_service.wiring.stores import OpenedStore
 
 CANCEL = Action(
     at(0), "kim", "operator", "cancel", ACME, "order <1>", "Scheduled, generation 1", "cancelled", "asked"

@@ -11,7 +11,7 @@ from timer_service.domain.callback_status import CallbackStatus
 from timer_service.domain.delivery import Answered, CallResult, after_attempt
 from timer_service.ports.callback_list import CallbackQuery, ListOrder
 from timer_service.ports.delivery_store import Finished
-from timer_service.stores import Store
+from timer_service.wiring.stores import Store
 
 CALLBACK = Callback("https://shop.example/hooks")
 FINAL = Answered(410)

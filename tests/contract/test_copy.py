@@ -31,7 +31,7 @@ from timer_service.ports.delivery_store import CallbackRecord, Finished
 from timer_service.ports.secret_store import SecretKind, StoredSecret
 from timer_service.ports.timer_archive import CopyState, WritableArchive
 from timer_service.ports.timer_store import TimerQuery, TimerStore
-from timer_service.stores import open_archive, open_archives, open_secrets_and_keys
+from timer_service.wiring.stores import open_archive, open_archives, open_secrets_and_keys
 from timer_service.workflows.copy_secrets import copy_keys, copy_secrets
 from timer_service.workflows.copy_timers import CopyReport, copy_timers
 

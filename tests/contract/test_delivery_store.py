@@ -38,7 +38,7 @@ from timer_service.ports.delivery_store import (
 )
 from timer_service.ports.timer_insight import Failing
 from timer_service.ports.timer_store import TimerQuery
-from timer_service.stores import Store
+from timer_service.wiring.stores import Store
 
 CALLBACK = Callback("https://shop.example/hooks")
 WHOLE = Callback(

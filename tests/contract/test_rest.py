@@ -12,7 +12,7 @@ from timer_client.wire import format_time
 from timer_service.domain.callback import Sink
 from timer_service.domain.delivery import Answered, after_attempt
 from timer_service.ports.delivery_store import Finished
-from timer_service.stores import Store
+from timer_service.wiring.stores import Store
 
 DUE, LATER = format_time(at(60)), format_time(at(90))
 CALLBACK = {"url": "https://shop.example/hooks", "headers": {"Authorization": "Bearer t0ken"}}

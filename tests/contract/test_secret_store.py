@@ -15,7 +15,7 @@ from timer_service.adapters.webhook.keyring import FRESH_S, MAX_NAMED_SECRETS, O
 from timer_service.domain.callback import Signing
 from timer_service.domain.messages import TenantId
 from timer_service.ports.secret_store import SecretKind, SecretStore, StoredSecret
-from timer_service.stores import OpenedStore
+from timer_service.wiring.stores import OpenedStore
 
 SECRET = StoredSecret(ACME, SecretKind.NAMED, "token", b"\x00sealed\xff", created_at=at(0))
 

@@ -9,7 +9,7 @@ from timer_service.domain.callback import Callback
 from timer_service.domain.messages import DueTimeReached, TenantId
 from timer_service.domain.timer import Timer, TimerState
 from timer_service.ports.timer_insight import Glance, Insight, Shares, TimerFilter
-from timer_service.stores import Store
+from timer_service.wiring.stores import Store
 
 NAMES = ("a", "b", "c", "d", "ü")
 """Of timers that each tenant has, two of them at the same moment."""

@@ -22,7 +22,7 @@ from tests.simulation.plan import VISITED_TENANTS
 from timer_service.adapters.sqlite.limits import SqliteLimits
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.config import Settings
-from timer_service.stores import OpenedStore, open_store
+from timer_service.wiring.stores import OpenedStore, open_store
 
 WRITER, READER, ANSWERER = "writer", "reader", "answerer"
 _BUSY_WAIT_S = 5.0

@@ -25,7 +25,7 @@ from timer_service.adapters.system import NS_PER_MS, SystemClock
 from timer_service.bootstrap import Parts, open_service
 from timer_service.config import Settings, load_settings
 from timer_service.service.run import Service, run_service
-from timer_service.stores import OpenedStore
+from timer_service.wiring.stores import OpenedStore
 
 _SETTINGS = load_settings(http_port=0)
 

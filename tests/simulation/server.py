@@ -28,8 +28,8 @@ from timer_service.adapters.postgres.limits import PostgresLimits
 from timer_service.adapters.postgres.means import PostgresMeans
 from timer_service.adapters.postgres.opening import open_postgres_store
 from timer_service.config import Settings
-from timer_service.stores import OpenedStore
 from timer_service.testing import START
+from timer_service.wiring.stores import OpenedStore
 
 _TIMES = ("due_at", "registered_at", "reached_at", "cancelled_at", "expired_at")
 _TEXT = "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"

@@ -222,11 +222,12 @@ if __name__ == "__main__":
     # As `python -m timer_service` finds it: not beside this file.
     sys.path.pop(0)
     from timer_client import wire
-    from timer_service import bootstrap, page, rest_api
+    from timer_service import bootstrap
     from timer_service.adapters.endpoints import ENDPOINTS
     from timer_service.adapters.http import server
     from timer_service.cli import main
     from timer_service.testing import virtual
+    from timer_service.wiring import page, rest_api
 
     assert all((bootstrap, page, rest_api, server, virtual))  # Every command has what it needs.
     for endpoint in ENDPOINTS:  # A service describes them at its start, and that takes longest.

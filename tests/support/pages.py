@@ -11,13 +11,13 @@ from timer_service.adapters.no_broker import NoBroker
 from timer_service.config import Settings
 from timer_service.domain.api_keys import ALL_TENANTS, ApiKey, Scope, digest_of
 from timer_service.domain.messages import Command, TenantId
-from timer_service.page import PageParts, build_page, bulk_desk
 from timer_service.ports.audit import Action
 from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
-from timer_service.stores import OpenedStore
 from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.secrets import MemorySecretStore
+from timer_service.wiring.page import PageParts, build_page, bulk_desk
+from timer_service.wiring.stores import OpenedStore
 
 HOST = "127.0.0.1:8070"
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}

@@ -8,10 +8,10 @@ from pathlib import Path
 from tests.support.postgres import open_postgres_in_step
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.config import Settings
-from timer_service.stores import OpenedStore, open_store
 from timer_service.testing import START, MemoryApiKeys, MemoryTimerStore
 from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.secrets import MemorySecretStore
+from timer_service.wiring.stores import OpenedStore, open_store
 
 KINDS = ("memory", "sqlite", "postgres")
 _SETTINGS = Settings()

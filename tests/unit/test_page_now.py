@@ -15,8 +15,8 @@ from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
 from timer_service.config import Settings
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
-from timer_service.page import build_page
 from timer_service.ports.health import Health, Recent
+from timer_service.wiring.page import build_page
 
 SECRET = "nats://10.0.0.7:4222 refuses: TimeoutError"
 

@@ -17,8 +17,8 @@ from timer_service.adapters.http.pages.people import IDLE, LOGINS_PER_MINUTE, SE
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
 from timer_service.config import load_settings
 from timer_service.domain.errors import InvalidConfiguration
-from timer_service.page import page
 from timer_service.ports.health import Health
+from timer_service.wiring.page import page
 
 PAGE_KEY = "k" * 40
 FOLDER = Path(pages_app.__file__).parent

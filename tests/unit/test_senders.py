@@ -23,9 +23,9 @@ from timer_service.domain.errors import InvalidConfiguration
 from timer_service.domain.messages import TenantId
 from timer_service.ports.secret_store import StoredSecret
 from timer_service.secret_keys import new_secret_key, read_secret_keys
-from timer_service.senders import address_rules, open_callback_sender, resealing
 from timer_service.testing import MemoryTimerStore
 from timer_service.testing.secrets import MemorySecretStore
+from timer_service.wiring.senders import address_rules, open_callback_sender, resealing
 
 POSTGRES = "postgresql://localhost/timers"
 

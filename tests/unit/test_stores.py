@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from timer_service import stores
 from timer_service.bootstrap import open_service
 from timer_service.config import load_settings
 from timer_service.domain.errors import InvalidConfiguration
+from timer_service.wiring import stores
 
 
 async def test_postgresql_without_its_driver_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

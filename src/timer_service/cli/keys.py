@@ -63,7 +63,7 @@ def _handler(
 ) -> Callable[[argparse.Namespace], int]:
     async def act(options: argparse.Namespace) -> None:
         # Here, because it takes time that no other command has to wait for.
-        from timer_service.stores import open_api_keys  # noqa: PLC0415
+        from timer_service.wiring.stores import open_api_keys  # noqa: PLC0415
 
         async with open_api_keys(load_settings()) as keys:
             await action(options, keys)

@@ -169,8 +169,8 @@ async def open_keyring(*, make: bool = True) -> AsyncIterator["Keyring"]:
     from timer_service.adapters.sealing import NotOpened  # noqa: PLC0415
     from timer_service.adapters.system import local_now  # noqa: PLC0415
     from timer_service.adapters.webhook.keyring import Keyring  # noqa: PLC0415
-    from timer_service.senders import sealing_keys  # noqa: PLC0415
-    from timer_service.stores import open_secrets  # noqa: PLC0415
+    from timer_service.wiring.senders import sealing_keys  # noqa: PLC0415
+    from timer_service.wiring.stores import open_secrets  # noqa: PLC0415
 
     settings = load_settings()
     sealing = sealing_keys(settings, make=make)

@@ -85,7 +85,7 @@ def reopen(options: argparse.Namespace) -> int:
 
 
 async def _reopen(url: str) -> str | None:
-    from timer_service.stores import open_archive  # noqa: PLC0415 - as below
+    from timer_service.wiring.stores import open_archive  # noqa: PLC0415 - as below
 
     async with open_archive(url, as_source=True) as archive:
         return await archive.copying.reopen()
@@ -102,7 +102,7 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         TimeRemainingColumn,
     )
 
-    from timer_service.stores import open_archives, open_secrets_and_keys  # noqa: PLC0415
+    from timer_service.wiring.stores import open_archives, open_secrets_and_keys  # noqa: PLC0415
 
     # On stderr, and only where a person looks: stdout belongs to the result.
     bar = Progress(

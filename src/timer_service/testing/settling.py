@@ -12,7 +12,7 @@ from nats.js.errors import NotFoundError
 from timer_client.subjects import StreamNames
 from timer_service.domain.errors import TransientError
 from timer_service.ports.clock import Clock
-from timer_service.stores import Store
+from timer_service.wiring.stores import Store
 
 ANSWER_TIMEOUT_S: Final = 30.0
 """How long the broker may take to answer; on a busy machine nothing hurries."""

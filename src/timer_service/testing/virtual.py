@@ -16,7 +16,6 @@ from timer_service.bootstrap import REAL_PARTS, Parts, open_service
 from timer_service.config import Settings, nats_connect_options
 from timer_service.ports.time_travel import Travelled
 from timer_service.service.run import Service
-from timer_service.stores import OpenedStore, Store
 from timer_service.testing.api_keys import MemoryApiKeys
 from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.clock_requests import clock_requests
@@ -26,6 +25,7 @@ from timer_service.testing.settling import Settling
 from timer_service.testing.store import MemoryTimerStore
 from timer_service.testing.virtual_clock import VirtualClock
 from timer_service.testing.walk import USUAL_LIMITS, NotSettled, Walk, Walked, WalkLimits
+from timer_service.wiring.stores import OpenedStore, Store
 
 MAX_TRAVEL_S: Final = 5.0
 """Of real time for one form of the page: it then shows how far time has come."""

@@ -34,9 +34,9 @@ from timer_service.domain.admission import RateLimit
 from timer_service.domain.callback import Signing
 from timer_service.domain.messages import TenantId
 from timer_service.ports.clock import Clock
-from timer_service.senders import address_rules, sealing_keys
-from timer_service.stores import OpenedStore
 from timer_service.timers import Timers
+from timer_service.wiring.senders import address_rules, sealing_keys
+from timer_service.wiring.stores import OpenedStore
 
 REMEDY: Final = "set TIMER_API_HOST and TIMER_API_PORT, or TIMER_API_PORT=0 to disable it"
 
