@@ -145,6 +145,20 @@ async def test_a_wrong_callback_is_refused_with_a_pointer(site: Site, callback: 
     assert reply.json["errors"][0]["pointer"] == pointer
 
 
+@pytest.mark.parametrize("field", ["body", "metadata"])
+async def test_a_number_that_could_not_be_written_as_json_is_refused(site: Site, field: str) -> None:
+    body = f'{{"delayMs":1,"callback":{{"url":"{URL}","{field}":["Infinity",HUGE]}}}}'
+
+    refused = await site.ask("POST", "/v1/timers", body.replace("HUGE", "-1e400").encode())
+    taken = await site.ask("POST", "/v1/timers", body.replace("HUGE", "1e300").encode())
+
+    assert (refused.status, refused.json["errors"]) == (
+        400,
+        [{"pointer": f"/callback/{field}", "detail": "holds a number that is too large"}],
+    )
+    assert taken.status == 201
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("body", "x" * 65_535), ("metadata", "x" * 4_095), ("bodyBase64", "AAAA" * 21_846)]
 )

@@ -215,7 +215,7 @@ def _payload(body: CallbackPatch, old: Callback, most: int, pointer: str) -> tup
             return old.body, content_type
         if body.body is None and not isinstance(body, CallbackBody):
             return None, content_type
-        return _bounded(wire.write_json(body.body), most, f"{pointer}/body"), content_type
+        return _written(body.body, most, f"{pointer}/body"), content_type
     if "body" in given:
         raise invalid("only one of body and bodyBase64 may be given", f"{pointer}/bodyBase64")
     try:
@@ -223,6 +223,18 @@ def _payload(body: CallbackPatch, old: Callback, most: int, pointer: str) -> tup
     except (binascii.Error, ValueError) as error:
         raise invalid("must be base64", f"{pointer}/bodyBase64") from error
     return _bounded(exact, most, f"{pointer}/bodyBase64"), content_type
+
+
+def _written(value: Any, most: int, pointer: str) -> bytes:
+    """Return what JSON held as JSON again."""
+    payload = _bounded(wire.write_json(value), most, pointer)
+    if b"Infinity" in payload:
+        # 1e400 is JSON, but not a number that we know: written again, it would be the name of none.
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise invalid("holds a number that is too large", pointer) from error
+    return payload
 
 
 def _bounded(payload: bytes, most: int, pointer: str) -> bytes:
@@ -235,7 +247,7 @@ def _bounded(payload: bytes, most: int, pointer: str) -> bytes:
 def _metadata(value: Any, pointer: str) -> str | None:
     if value is None:
         return None
-    return _bounded(wire.write_json(value), MAX_METADATA_BYTES, f"{pointer}/metadata").decode()
+    return _written(value, MAX_METADATA_BYTES, f"{pointer}/metadata").decode()
 
 
 def _retry(body: RetryBody, pointer: str) -> RetryPolicy:
