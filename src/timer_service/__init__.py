@@ -1,4 +1,4 @@
-"""Durable timers over NATS JetStream: ScheduleTimer in, DueTimeReached out."""
+"""Durable timers: ScheduleTimer in, DueTimeReached out; or REST in, a callback out."""
 
 import sys
 

@@ -249,7 +249,7 @@ def refusal(folder: Path, *arguments: str) -> str:
 def test_the_greeting_says_how_to_reach_it_and_what_to_try(shared: Shared) -> None:
     _, port, greeting = shared
 
-    assert f"nats://127.0.0.1:{port}" in greeting
+    assert f"nats://127.0.0.1:{port} (not 4222: change the examples' address)" in greeting
     assert ".timer-service" in greeting
     words = [shlex.split(line)[1] for line in commands_in(greeting)]
     assert words == ["watch", "schedule", "cancel"]
@@ -349,7 +349,7 @@ def test_where_the_usual_port_is_taken_it_takes_another_and_says_so_in_every_com
         finally:
             dev.close()
 
-    address = re.search(r"broker +nats://127\.0\.0\.1:(\d+)\n", greeting)
+    address = re.search(r"broker +nats://127\.0\.0\.1:(\d+) \(not 4222: .*\n", greeting)
     assert address is not None
     assert address[1] != "4222"
     assert [f"--server nats://127.0.0.1:{address[1]}" in line for line in commands_in(greeting)] == [True] * 3

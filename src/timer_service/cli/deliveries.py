@@ -25,7 +25,7 @@ _SERVER_ERROR: Final = 500
 
 def add_commands(commands: Commands) -> None:
     """Add `deliveries`."""
-    group = commands.add_parser("deliveries", help="what became of callbacks, and sending them again")
+    group = commands.add_parser("deliveries", help="inspect callbacks, and send them again")
     actions = group.add_subparsers(title="actions", metavar="", required=True)
 
     listing = actions.add_parser("list", help="list the deliveries of a tenant, oldest first")

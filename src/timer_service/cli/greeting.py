@@ -20,7 +20,7 @@ def greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode)
         f"timer-service {__version__} with a broker of its own; stop it with Ctrl-C\n"
         + _page(settings)
         + _api_place(settings)
-        + f"  broker  {broker.url}\n"
+        + f"  broker  {broker.url}{_unusual(broker)}\n"
         + _health(settings)
         + f"  data    {data}\n"
         f"{mode}"
@@ -30,6 +30,11 @@ def greet(broker: EmbeddedBroker, settings: Settings, data: Path, mode: DevMode)
         f"  {command} cancel --tenant acme --id order-42{server}" + _api(settings, data, mode, command),
         flush=True,
     )
+
+
+def _unusual(broker: EmbeddedBroker) -> str:
+    """Say what a reader of our examples would miss: on the usual port somebody else answers."""
+    return "" if broker.port == USUAL_PORT else f" (not {USUAL_PORT}: change the examples' address)"
 
 
 def _command() -> str:

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the grammar of all commands."""
     parser = argparse.ArgumentParser(
         prog="timer-service",
-        description="Durable timers over NATS JetStream. Without a command: run the service.",
+        description="Durable timers over NATS JetStream and HTTP. Without a command, runs the service.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -14,7 +14,7 @@ TENANT = "default"
 def add_commands(commands: Commands) -> None:
     """Add `sleep`."""
     parser = commands.add_parser(
-        "sleep", help="sleep; started again under the same id, go on with the same sleep"
+        "sleep", help="sleep; started again under the same id, continue the same sleep"
     )
     parser.add_argument("--tenant", default=TENANT, help="the timer's owner (%(default)s)")
     parser.add_argument("--id", required=True, help="the sleep's name; use a new one for every sleep")
@@ -24,7 +24,7 @@ def add_commands(commands: Commands) -> None:
         required=True,
         type=duration,
         metavar="DURATION",
-        help="for this long, such as 3h, from when it was first asked for",
+        help="for this long, such as 3h, counted from the first start",
     )
     add_client_arguments(parser)
     parser.set_defaults(handler=sleep)
