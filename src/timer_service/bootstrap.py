@@ -166,6 +166,7 @@ def _ways_in(
             recent=metrics.recent,
             lateness_history=metrics.lateness_history,
             health=service.health,
+            right_of_way=service.right_of_way,
             **parts.of_page(),
         )
 

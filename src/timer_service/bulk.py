@@ -19,7 +19,7 @@ from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_insight import Place, TimerFilter, TimerInsight
 from timer_service.ports.timer_store import Decided
 from timer_service.timers import NEWEST, Timers
-from timer_service.waiting import Backoff, Over, unless
+from timer_service.waiting import Backoff, Over, RightOfWay, unless
 
 MAX_TIMERS: Final = 10_000
 """Of one job."""
@@ -37,6 +37,8 @@ TRIES: Final = 5
 TRY_AGAIN_S: Final = 0.5
 READ: Final = 100
 """Timers that are read together."""
+PATIENCE_S: Final = 0.1
+"""How long a batch waits for timers that are just being fired; they go first."""
 GRACE_S: Final = 0.5
 """How long a service that stops waits for the batches under way."""
 
@@ -171,12 +173,14 @@ class BulkDesk:
         now: Callable[[], datetime],
         elapsed_s: Callable[[], float],
         chance: Callable[[], float],
+        right_of_way: RightOfWay,
     ) -> None:
         self._timers = timers
         self._insight = insight
         self._now = now
         self._elapsed_s = elapsed_s
         self._chance = chance
+        self._right_of_way = right_of_way
         self._jobs: dict[int, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
@@ -272,6 +276,7 @@ class BulkDesk:
         """Carry out one batch and note it; return the timers that are just being fired."""
         if job.stop.is_set():
             raise Over
+        patience_s = await self._right_of_way.given(PATIENCE_S)
         began_s = self._elapsed_s()
         results = await self._until_it_works(job, lambda: self._carry_out(job.wish, batch))
         again = frozenset[str]() if is_last_try else _UNSETTLED.keys()
@@ -283,6 +288,7 @@ class BulkDesk:
         ]
         # Noted before it counts: what is shown as done can be looked up.
         if did:
+            await self._right_of_way.given(patience_s)
             await self._until_it_works(job, lambda: notes.keep(job, did))
             job.outcomes.update(each.outcome for each in did)
         pause_s = min(max(PAUSE_S, SHARE * (self._elapsed_s() - began_s)), MAX_PAUSE_S)

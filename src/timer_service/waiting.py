@@ -4,8 +4,9 @@ Nothing that is started here outlives its starter, except what swallows its canc
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from timer_service.domain.errors import CriticalError
@@ -17,6 +18,39 @@ CANCEL_AGAIN_S: Final = 2.0
 """Now and then a library swallows a cancellation: after this long it is repeated."""
 
 T = TypeVar("T")
+
+
+class RightOfWay:
+    """What is urgent goes first: what can wait asks between two pieces of its work, and has some patience."""
+
+    def __init__(self) -> None:
+        self._urgent = 0
+        self._free = asyncio.Event()
+        self._free.set()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Go first while the block runs."""
+        self._urgent += 1
+        self._free.clear()
+        try:
+            yield
+        finally:
+            self._urgent -= 1
+            if not self._urgent:
+                self._free.set()
+
+    async def given(self, patience_s: float) -> float:
+        """Let everything else have a turn, and what is urgent end; return how much patience is left."""
+        await asyncio.sleep(0)
+        if self._free.is_set() or patience_s <= 0:
+            return patience_s
+        began_s = time.perf_counter()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while not self._free.is_set():  # By the time that one is woken, it may be taken again.
+                    await self._free.wait()
+        return patience_s - (time.perf_counter() - began_s)
 
 
 class Backoff:

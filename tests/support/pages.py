@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests.support.explanations import explanations
+from tests.support.patience import PATIENCE_S
 from tests.support.rest import Reply, Site, call
 from timer_service.adapters.no_broker import NoBroker
 from timer_service.config import Settings
@@ -16,6 +17,7 @@ from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
 from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.secrets import MemorySecretStore
+from timer_service.waiting import RightOfWay
 from timer_service.wiring.page import PageParts, build_page, bulk_desk
 from timer_service.wiring.stores import OpenedStore
 
@@ -39,6 +41,14 @@ class Notebook(MemoryAudit):
         return await super().record(*actions)
 
 
+class Courtesy(RightOfWay):
+    """A right of way that everybody waits for, however slow the machine is."""
+
+    async def given(self, patience_s: float) -> float:
+        await super().given(PATIENCE_S)
+        return patience_s
+
+
 @dataclass
 class Pages:
     """A page, and whoever visits it."""
@@ -49,6 +59,7 @@ class Pages:
     audit: Notebook = field(default_factory=Notebook)
     health: Health = field(default_factory=lambda: Health(None, {}))
     letters: LetterBox | None = None
+    right_of_way: RightOfWay = field(default_factory=RightOfWay)
 
     async def open(self) -> "Pages":
         await self.site.open()
@@ -66,6 +77,7 @@ class Pages:
             clock=clock,
             elapsed_s=lambda: clock.elapsed_s,
             chance=lambda: 0.5,
+            right_of_way=self.right_of_way,
             is_dev=self.is_dev,
         )
         self.bulk = bulk_desk(self.parts)

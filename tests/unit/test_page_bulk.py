@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from tests.support.pages import ALL, Pages
+from tests.support.pages import ALL, Courtesy, Pages
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
 from timer_client.wire import format_time
@@ -19,6 +19,7 @@ from timer_service.bulk import BATCH, MAX_TIMERS
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.timer import TimerState
 from timer_service.ports.audit import Action
+from timer_service.ports.timer_insight import TimerFilter
 
 HOSTILE = "<script>alert(1)</script>\u202e/%2F+#"
 MANY = 6 * BATCH
@@ -27,7 +28,7 @@ MANY = 6 * BATCH
 @pytest.fixture
 async def pages() -> AsyncIterator[Pages]:
     """An open page over many timers of acme and two of globex."""
-    opened = await Pages().open()
+    opened = await Pages(right_of_way=Courtesy()).open()
     await opened.have(*(schedule(f"n-{n:03}", 60 + n) for n in range(MANY)))
     await opened.have(schedule("other", tenant=GLOBEX), schedule(HOSTILE, 3_600, tenant=GLOBEX))
     async with opened.bulk.running():
@@ -273,3 +274,17 @@ async def test_a_move_beyond_the_last_year_is_an_outcome_of_that_timer_only(page
 
     assert outcomes(job) == {"out_of_range": 1, "rescheduled": 1}
     assert pages.site.store.timers[GLOBEX, call(HOSTILE)].due_at == at(3_600) + timedelta(days=9)
+
+
+async def test_a_batch_waits_for_what_is_being_fired(pages: Pages) -> None:
+    await pages.post("bulk-start", agreed(await previewed(pages)))
+    [job] = pages.bulk.under_way()
+
+    with pages.right_of_way.taken():
+        for _ in range(20):
+            await asyncio.sleep(0)
+        pending = await pages.site.store.insight.count(TimerFilter(frozenset({ACME})), MANY + 1)
+
+    async with asyncio.timeout(PATIENCE_S):
+        await job.over.wait()
+    assert (pending, job.done) == (MANY, MANY)

@@ -13,7 +13,8 @@ import pytest
 from tests.contract.test_delivery_store import ask, attempt, fire
 from tests.support.documents import ROOT
 from tests.support.explanations import MemoryLetterBox
-from tests.support.pages import Pages, addresses
+from tests.support.pages import Courtesy, Pages, addresses
+from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
 from tests.unit.test_page_refused import letter
 from timer_client.wire import format_time
@@ -357,6 +358,9 @@ async def _done(pages: Pages, to: str, form: dict[str, str]) -> str:
     return parse_qs(urlsplit(reply.headers["location"]).query)["done"][0]
 
 
+MANY_TURNS = 1_000
+
+
 async def test_while_a_long_list_is_written_other_work_goes_on() -> None:
     turns = 0
 
@@ -378,6 +382,27 @@ async def test_while_a_long_list_is_written_other_work_goes_on() -> None:
 
     # A turn for every few rows, and not one for the whole list; how many rows depends on the machine.
     assert took[1] - took[0] >= 2
+
+
+async def test_a_page_is_written_when_nothing_is_being_fired() -> None:
+    pages = await Pages(right_of_way=Courtesy()).open()
+
+    with pages.right_of_way.taken():
+        visit = asyncio.ensure_future(pages.get("timers"))
+        for _ in range(MANY_TURNS):
+            await asyncio.sleep(0)
+        was_waiting = not visit.done()
+
+    assert was_waiting
+    assert (await visit).status == 200
+
+
+async def test_a_page_does_not_wait_forever_for_what_is_being_fired() -> None:
+    pages = await Pages().open()
+
+    with pages.right_of_way.taken():
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await pages.get("timers")).status == 200
 
 
 PARAMETERS = (

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.patience import PATIENCE_S
 from timer_service.domain.errors import StoreBusy, StoreFailed
-from timer_service.waiting import Over, first_critical, first_done, owned, unless
+from timer_service.waiting import Over, RightOfWay, first_critical, first_done, owned, unless
 
 
 async def _forever(log: list[str]) -> str:
@@ -131,3 +131,54 @@ def test_of_several_errors_the_critical_one_is_found_however_deep() -> None:
     assert first_critical(ExceptionGroup("outer", [StoreBusy("locked")])) is None
     assert first_critical(critical) is critical
     assert first_critical(None) is None
+
+
+async def test_what_can_wait_lets_all_that_is_urgent_end() -> None:
+    way = RightOfWay()
+
+    with way.taken():
+        with way.taken():
+            waiting = asyncio.ensure_future(way.given(PATIENCE_S))
+            await _turns()
+        await _turns()
+        was_waiting = not waiting.done()
+
+    assert was_waiting
+    assert 0 < await waiting < PATIENCE_S
+
+
+async def test_where_nothing_is_urgent_no_patience_is_needed() -> None:
+    way = RightOfWay()
+    with way.taken():
+        pass
+
+    assert await way.given(PATIENCE_S) == PATIENCE_S
+
+
+async def test_who_is_woken_too_late_waits_again() -> None:
+    way = RightOfWay()
+
+    with way.taken():
+        waiting = asyncio.ensure_future(way.given(PATIENCE_S))
+        await _turns()
+    with way.taken():
+        await _turns()
+        was_waiting = not waiting.done()
+
+    assert was_waiting
+    assert 0 < await waiting < PATIENCE_S
+
+
+async def test_patience_has_an_end() -> None:
+    way = RightOfWay()
+
+    with way.taken():
+        left_s = await way.given(0.001)
+        # Nothing is left, and nothing more is waited for.
+        assert left_s <= 0
+        assert await way.given(left_s) == left_s
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)

@@ -123,6 +123,7 @@ class Firing:
         self._fired = route.fired
         self._clock = around.clock
         self._questions = around.questions
+        self._right_of_way = around.right_of_way
         self._backoff = Backoff(around.chance)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
@@ -161,9 +162,10 @@ class Firing:
             self._sleeps_until, self._nothing_to_come = None, False
             self._looking()
             try:
-                report = await self._look(firings, limit)
-                draining = report.more
-                next_look_at = None if draining else await self._next_look(report)
+                with self._right_of_way.taken():
+                    report = await self._look(firings, limit)
+                    draining = report.more
+                    next_look_at = None if draining else await self._next_look(report)
             except TransientError:
                 await self._clock.wait(self._backoff.next_s(), self._stopping)
                 continue

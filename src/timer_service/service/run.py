@@ -62,8 +62,8 @@ class Service:
         warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
         pace = FiringPace(poll_interval_s, batch_size, precise_wakeup, catch_up, max_held_back)
-        self._store = around.store
-        self._work_log = around.work_log
+        self._store, self._work_log = around.store, around.work_log
+        self.right_of_way = around.right_of_way
         self._watch = Watch(
             around,
             poll_interval_s=poll_interval_s,

@@ -12,6 +12,7 @@ from timer_service.ports.command_source import CommandSource
 from timer_service.ports.delivery_store import DeliveryQueue
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
+from timer_service.waiting import RightOfWay
 from timer_service.workflows.open_questions import OpenQuestions
 
 
@@ -31,3 +32,5 @@ class Surroundings:
     work_log: WorkLog = field(default_factory=WorkLog)
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     elapsed_s: Callable[[], float] = time.monotonic
+    right_of_way: RightOfWay = field(default_factory=RightOfWay)
+    """Taken by what fires; whatever can wait asks for it."""

@@ -5,7 +5,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from timer_client.subjects import Subjects
@@ -51,7 +51,7 @@ from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
 from timer_service.ports.time_travel import TimeTravel
 from timer_service.timers import Timers
-from timer_service.waiting import owned
+from timer_service.waiting import RightOfWay, owned
 from timer_service.wiring.stores import OpenedStore
 
 REMEDY: Final = "set TIMER_PAGE_HOST and TIMER_PAGE_PORT, or TIMER_PAGE_PORT=0 to disable it"
@@ -76,6 +76,8 @@ class PageParts:
     clock: GuardedClock
     elapsed_s: Callable[[], float]
     chance: Callable[[], float]
+    right_of_way: RightOfWay = field(default_factory=RightOfWay)
+    """Asked before each piece of work: timers that are due go first."""
     is_dev: bool = False
     travel: TimeTravel | None = None
     """What moves the clock, if somebody may."""
@@ -137,7 +139,8 @@ def build_page(
     )
     is_virtual = parts.travel is not None
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)
-    return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks, auditor.refused)
+    refused, way = auditor.refused, parts.right_of_way
+    return PageApp(routes(screens), people, _place(settings), parts.clock.now, looks, refused, way)
 
 
 def _system(settings: Settings, parts: PageParts, broker: BrokerDesk, auditor: Auditor) -> SystemScreen:
@@ -169,6 +172,7 @@ def bulk_desk(parts: PageParts) -> BulkDesk:
         now=parts.clock.now,
         elapsed_s=parts.elapsed_s,
         chance=parts.chance,
+        right_of_way=parts.right_of_way,
     )
 
 

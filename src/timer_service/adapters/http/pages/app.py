@@ -29,7 +29,7 @@ from timer_service.adapters.http.pages.visit import (
     Visit,
     address,
 )
-from timer_service.waiting import first_done, owned
+from timer_service.waiting import RightOfWay, first_done, owned
 
 BASE: Final = "/ui/"
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -77,6 +77,7 @@ class PageApp:
         now: Callable[[], datetime],
         looks: Looks,
         refused: Callable[[Visit, str, str], Awaitable[None]],
+        right_of_way: RightOfWay,
     ) -> None:
         self.routes = {(route.method, route.path): route for route in routes}
         self._people = people
@@ -85,7 +86,7 @@ class PageApp:
         self._looks = looks
         self._refused = refused
         self._assets = Assets()
-        self._renderer = Renderer(self._assets)
+        self._renderer = Renderer(self._assets, right_of_way)
         self._common = headers_with(self._renderer.style)
 
     def load(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
-from timer_service.adapters.http.pages.charts import bar_chart, heat_map
+from timer_service.adapters.http.pages.charts import BarChart, bar_chart, heat_map
 from timer_service.adapters.http.pages.counting import Due, DueDesk
 from timer_service.adapters.http.pages.render import written
 from timer_service.adapters.http.pages.visit import PageError, Screen, Visit, by_curl
@@ -16,6 +16,8 @@ MAX_STACKED: Final = 4
 """Tenants that have a shade of their own; all others share one."""
 MIN_PEAK_PER_S: Final = 100
 """A smaller peak says how little there was to do, not how much could be done."""
+MAX_DRAWN: Final = 16
+"""Charts that are kept."""
 
 
 class LoadScreen:
@@ -30,6 +32,7 @@ class LoadScreen:
         self._desk = desk
         self._recent = recent
         self._history = history
+        self._drawn: dict[tuple[Span, str | None], tuple[Due, float, Forecast, BarChart]] = {}
 
     async def show(self, visit: Visit) -> Screen:
         """Show what is due from now on, in minutes, hours or days."""
@@ -41,7 +44,9 @@ class LoadScreen:
         due = await self._desk.due(visit.now, Span(span), scope)
         peak = self._recent().peak_per_s
         capacity = float(peak) if peak >= MIN_PEAK_PER_S else 0.0
-        ahead = _NOTHING if due is None else _ahead(due, capacity)
+        ahead, chart = (
+            self._chart(due, capacity, Span(span), tenant) if due else (_NOTHING, bar_chart(_NOTHING, tenant))
+        )
         heat = heat_map(self._history(), visit.now) if visit.user.tenants is None else None
         model = {
             "span": span,
@@ -51,7 +56,7 @@ class LoadScreen:
             if due is None
             else summary(ahead, lambda moment: written(moment, visit.look)),
             "counted_at": None if due is None else due.at,
-            "chart": bar_chart(ahead, tenant),
+            "chart": chart,
             "names": [name or "others" for name, _ in ahead.steps[0].by_tenant] if ahead.steps else [],
             "capacity_per_s": capacity or None,
             "steps": [_row(step) for step in ahead.steps if step.total],
@@ -59,6 +64,17 @@ class LoadScreen:
         }
         refresh = {"refresh": "1"} if due is None else {}
         return Screen("load.html", model, "Load", by_curl("load", span=span, tenant=tenant), headers=refresh)
+
+    def _chart(self, due: Due, capacity: float, span: Span, tenant: str | None) -> tuple[Forecast, BarChart]:
+        """Return what was drawn of this count before, for all who look at it; else draw it."""
+        drawn = self._drawn.get((span, tenant))
+        if drawn is None or drawn[0] is not due or drawn[1] != capacity:
+            ahead = forecast(due.edges, due.totals, due.largest(MAX_STACKED), capacity_per_s=capacity)
+            drawn = due, capacity, ahead, bar_chart(ahead, tenant)
+            if len(self._drawn) >= MAX_DRAWN:
+                self._drawn.clear()
+            self._drawn[span, tenant] = drawn
+        return drawn[2:]
 
 
 BEING_COUNTED: Final = "This is being counted; the page shows it in a moment."
@@ -88,10 +104,6 @@ def summary(ahead: Forecast, told_at: Callable[[datetime], str]) -> str:
     return (
         told + f"Nothing is expected to be late, unless a step is due all at once: then up to {worst:,.0f} s."
     )
-
-
-def _ahead(due: Due, capacity: float) -> Forecast:
-    return forecast(due.edges, due.totals, due.largest(MAX_STACKED), capacity_per_s=capacity)
 
 
 def _row(step: Step) -> dict[str, Any]:
