@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-browser test-cluster test-clients upgrade check format bench simulate crashes flow-crashes torture soak peace kills power-cuts consumer-kills flow-kills callback-races callback-kills callback-cluster callback-crowd fuzz hostile kit addresses mutants proof schema coverage docs clean
+.PHONY: help install run test test-browser picture test-cluster test-clients upgrade check format bench simulate crashes flow-crashes torture soak peace kills power-cuts consumer-kills flow-kills callback-races callback-kills callback-cluster callback-crowd fuzz hostile kit addresses mutants proof schema coverage docs clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test: install  ## Run the default tests against real nats-servers
 test-browser: install  ## Use the page in a real Chromium, which it fetches once; screenshots in build/screens
 	$(BIN)/python -m tests.browser.chromium
 	$(BIN)/pytest -n 2 --dist worksteal tests/browser
+
+picture: install  ## Take the README's picture of the page again; on a quiet machine, for nine minutes
+	$(BIN)/python -m tests.browser.chromium
+	$(BIN)/python -m tests.browser.picture
 
 test-cluster: install  ## Run several instances on a real PostgreSQL: bursts, kill -9, restarts
 	$(BIN)/pytest -m cluster
