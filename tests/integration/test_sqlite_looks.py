@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, schedule
+from timer_service.adapters.sqlite.ahead import MAX_AGE_S
 from timer_service.adapters.sqlite.limits import DEFAULT_LIMITS, MAX_SCANNED_ROWS, SqliteLimits
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.store import SqliteTimerStore
@@ -188,3 +189,28 @@ async def test_a_walk_during_which_the_clock_is_set_back_loses_nobody(empty: Pat
                 found[now_s] = [timer.service_call_id for timer in claim.timers]
 
     assert found == {-10: [], -9: [], -8: [], -4: ["one"]}
+
+
+async def test_whatever_is_overdue_in_the_file_is_found_although_all_looks_are_served_from_memory(
+    empty: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "timers.db"
+    shutil.copyfile(empty, path)
+    # So near that what is read ahead is used up, and read on, several times within the age that is allowed.
+    timers = [schedule(f"order-{number}", number / 50, number=number) for number in range(1, 401)]
+    by_hand = (GLOBEX, "order-1")
+    found: dict[tuple[str, str], float] = {}
+
+    async with open_sqlite_store(path, lambda: START) as store:
+        await store.apply(timers, at(-1))
+        for fifths in range(41):
+            now = at(fifths / 5)
+            async with store.claim_due(now, LIMIT) as claim:
+                found |= {timer.key: fifths / 5 for timer in claim.timers}
+                await claim.mark_reached([timer.reached(now) for timer in claim.timers])
+            await store.next_due_at(now)
+            if fifths == 1:
+                fill(path, 1, tenant="globex", due_s=LONG_AGO_S)
+
+    assert found.keys() == {*((ACME, timer.service_call_id) for timer in timers), by_hand}
+    assert found[by_hand] == MAX_AGE_S

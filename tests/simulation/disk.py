@@ -193,7 +193,8 @@ class _InlineConnection(aiosqlite.Connection):
         elif fault.rolled_back and self._connection is not None and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
         self._look_for_commit()
-        if self._role == READER and "due_ms <= " in sql:
+        # A look for callbacks tells nothing of what is due on the bus.
+        if self._role == READER and "due_ms <= " in sql and "sink = 0" in sql:
             self._disk.on_poll()
         # The answer takes a moment too: in between, the work is done and nobody knows.
         answer_s = self._disk.random.random() * self._disk.latency_s

@@ -154,6 +154,8 @@ class Surroundings:
     """How long a claim that was overtaken may still be on its way out."""
     punctual_s: float = 1.0
     """How late a timer may be at most while nothing is wrong."""
+    unread_s: float = 5.0
+    """For how long nobody may have looked in the table itself for what is due while nothing is wrong."""
     disturbed: Callable[[float, float], bool] = lambda _since, _until: False
     """Whether anything was wrong between two moments, so that lateness is explained."""
     is_repetition_explained: Callable[[float, float], bool] = lambda _since, _until: True
@@ -187,7 +189,9 @@ class Model:
         """When a command was stored whose sequence may have been another's before."""
         self._clock_at: dict[Position, int] = {}
         """The latest that the service's clock had ever shown when a command was stored."""
-        self._life_began: dict[int, float] = {}
+        self._life_began: dict[int, float] = {0: 0.0}
+        self._looked_at = 0.0
+        """When the service last looked in the table for what is due on the bus."""
         self._refused: dict[Position, tuple[str, bytes, Wish]] = {}
         self._letters: dict[Position, int] = defaultdict(int)
         self._lettered_at: dict[Position, float] = {}
@@ -569,6 +573,14 @@ class Model:
         """Know when a process started: before that it can have waited for nothing."""
         self._unmarked.clear()
         self._life_began[life] = self.around.now()
+
+    def looked(self) -> None:
+        """Check that the table is looked at in every interval, however many timers are fired from memory."""
+        now, since = self.around.now(), max(self._looked_at, *self._life_began.values())
+        self._looked_at = now
+        unread_s = now - since
+        if unread_s > self.around.unread_s + self.around.punctual_s and not self.around.disturbed(since, now):
+            self._violated("I7", f"nobody looked for what is due for {unread_s:.3f} s")
 
     def reopened(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Check that a crash has lost nothing that was committed."""

@@ -268,8 +268,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "run",
         ("            self._wake.clear()\n", ""),
         (
-            "                await self._sleep_until(next_look_at)",
-            "                self._wake.clear()\n                await self._sleep_until(next_look_at)",
+            "                await self._sleep_until(next_look_at,",
+            "                self._wake.clear()\n                await self._sleep_until(next_look_at,",
         ),
     ),
     "cancel without tombstone": lambda: rewritten(
@@ -380,7 +380,10 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "sleep without regard to the poll interval": lambda: rewritten(
         Firing,
         "_sleep_until",
-        ("seconds = min(seconds, max(0.0, ", "seconds = (max(0.0, "),
+        ("seconds = min(seconds, ", "seconds = ("),
+    ),
+    "a look from memory puts off the poll": lambda: rewritten(
+        Firing, "_next_poll", ("if self._polled_at is None or not", "if self._polled_at is None or")
     ),
     "a request is answered before the commit": lambda: rewritten(
         decide_timer.RequestDesk,

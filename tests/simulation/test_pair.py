@@ -8,9 +8,9 @@ from tests.simulation.pair import make_pair_plan, run_pair
 from tests.simulation.planted import PLANTED_IN_PAIRS, planted
 from tests.simulation.server import Postgres, postgres
 
-SEEDS = (3, 54, 74, 285)
+SEEDS = (3, 11, 54, 74, 285)
 """Quick ones, some of them without a fault; `make simulate` plays many more."""
-CAUGHT_BY = {"two instances claim one timer": 74, "two instances claim one callback": 285}
+CAUGHT_BY = {"two instances claim one timer": 74, "two instances claim one callback": 11}
 
 
 @pytest.fixture(scope="module")

@@ -71,9 +71,22 @@ async def test_it_wakes_at_the_moment_a_timer_is_due() -> None:
         rig.clock.advance(1.234)
         await rig.clock.until_waits(2)
 
-    assert rig.clock.waits == [1.234, POLL_S]
+    assert rig.clock.waits == [1.234, POLL_S - 1.234]
     assert rig.fired() == [["order-1"]]
     assert rig.store.timers[ACME, call("order-1")].reached_at == at(1.234)
+
+
+async def test_looks_in_between_do_not_put_off_the_poll() -> None:
+    rig = Rig()
+    await rig.keep(schedule("order-1", 2), schedule("order-2", 4, number=2))
+
+    async with rig.running():
+        for sleeps, seconds in enumerate((2, 2, 1), start=1):
+            await rig.clock.until_waits(sleeps)
+            rig.clock.advance(seconds)
+        await rig.clock.until_waits(4)
+
+    assert rig.clock.waits == [2, 2, 1, POLL_S]
 
 
 async def test_the_poll_interval_is_its_longest_sleep() -> None:
@@ -88,7 +101,7 @@ async def test_the_poll_interval_is_its_longest_sleep() -> None:
         rig.clock.advance(2)
         await rig.clock.until_waits(4)
 
-    assert rig.clock.waits == [POLL_S, POLL_S, 2, POLL_S]
+    assert rig.clock.waits == [POLL_S, POLL_S, 2, POLL_S - 2]
     assert rig.fired() == [["order-1"]]
 
 
@@ -181,7 +194,7 @@ async def test_a_timer_accepted_between_the_look_and_the_sleep_is_not_missed() -
         await rig.clock.until_waits(3)
 
     # The first sleep was over before it began.
-    assert rig.clock.waits == [POLL_S, 1, POLL_S]
+    assert rig.clock.waits == [POLL_S, 1, POLL_S - 1]
     assert rig.fired() == [["order-1"]]
 
 
@@ -252,7 +265,7 @@ async def test_a_timer_due_this_very_moment_is_slept_for_no_time() -> None:
     async with rig.running():
         await rig.clock.until_waits(2)
 
-    assert rig.clock.waits == [0, POLL_S]
+    assert rig.clock.waits == [0, POLL_S - 0.5]
     assert rig.fired() == [["first"], ["second"]]
 
 
@@ -349,7 +362,7 @@ async def test_a_timer_that_cannot_be_published_is_tried_again_after_its_pause()
         rig.clock.advance(1)
         await rig.clock.until_waits(3)
 
-    assert rig.clock.waits == [0.5, 1, POLL_S]
+    assert rig.clock.waits == [0.5, 1, POLL_S - 1.5]
     assert rig.state("order-1") is TimerState.REACHED
 
 

@@ -63,8 +63,19 @@ def test_what_others_changed_in_the_file_counts_after_a_while() -> None:
     ahead = read(row("a", 1))
     later = at(MAX_AGE_S)
 
-    assert ahead.take(later + MS, 10, ()) == []
-    assert names(ahead.take(later, 10, ())) == ["a"]
+    assert ahead.take(later, 10, ()) == []
+    assert names(ahead.take(later - MS, 10, ())) == ["a"]
+
+
+def test_reading_on_after_looks_from_memory_does_not_count_as_a_look() -> None:
+    first = read(row("a", 1), row("b", 4))
+    first.take(at(4), 10, ())
+
+    ahead = Ahead(at(4), first.looked_at)
+    ahead.fill([row("c", 4.5), row("d", MAX_AGE_S + 1)])
+
+    assert names(ahead.take(at(4.5), 10, ())) == ["c"]
+    assert ahead.take(at(MAX_AGE_S + 1), 10, ()) == []
 
 
 def test_a_clock_that_was_set_back_asks_the_file() -> None:

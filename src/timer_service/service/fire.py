@@ -134,6 +134,7 @@ class Firing:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
+        self._polled_at: datetime | None = None
         self._nothing_to_come = False
         self._asking = False
 
@@ -171,7 +172,7 @@ class Firing:
                 continue
             self._backoff.reset()
             if not draining:
-                await self._sleep_until(next_look_at)
+                await self._sleep_until(next_look_at, report.looked_at)
             elif not report.confirmed and not report.failed:
                 # What is due is in the hands of requests: asking again at once would keep the store busy.
                 await self._clock.wait(LOOK_AGAIN_S, self._stopping)
@@ -262,10 +263,20 @@ class Firing:
             looked_at=report.looked_at,
         )
 
-    async def _sleep_until(self, next_look_at: datetime | None) -> None:
+    async def _sleep_until(self, next_look_at: datetime | None, looked_at: datetime) -> None:
         """Sleep until the next timer is due, a nearer one comes in, or the poll interval is over."""
-        seconds = self._poll_interval_s
+        seconds = min(self._poll_interval_s, self._seconds_until(self._next_poll(looked_at)))
         if self._precise_wakeup and next_look_at is not None:
-            seconds = min(seconds, max(0.0, (next_look_at - self._clock.now()).total_seconds()))
+            seconds = min(seconds, self._seconds_until(next_look_at))
         self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
         await self._clock.wait(seconds, self._wake)
+
+    def _next_poll(self, looked_at: datetime) -> datetime:
+        """Return when the poll interval is over: looks in between do not put off the poll."""
+        interval = timedelta(seconds=self._poll_interval_s)
+        if self._polled_at is None or not self._polled_at <= looked_at < self._polled_at + interval:
+            self._polled_at = looked_at
+        return self._polled_at + interval
+
+    def _seconds_until(self, moment: datetime) -> float:
+        return max(0.0, (moment - self._clock.now()).total_seconds())

@@ -26,8 +26,10 @@ class Ahead:
     told of everything saved: what was read of those timers may be outdated.
     """
 
-    def __init__(self, after: datetime) -> None:
-        self._after = self._read_at = after
+    def __init__(self, after: datetime, looked_at: datetime | None = None) -> None:
+        self._after = after
+        self.looked_at = looked_at or after
+        """When the file was last asked for all that is due; looks since then were answered from memory."""
         self._before = _FOREVER
         self._rows: dict[TimerKey, tuple[datetime, Row]] = {}
         self._saved_meanwhile: set[TimerKey] | None = set()
@@ -86,9 +88,9 @@ class Ahead:
         return due_at is not None or self._before is _FOREVER, due_at
 
     def _is_fresh(self, now: datetime) -> bool:
-        return self._saved_meanwhile is None and self._after <= now <= self._read_at + timedelta(
-            seconds=MAX_AGE_S
-        )
+        # Reading on does not count as a look: whatever is overdue in the file is found by one of those alone.
+        old_at = self.looked_at + timedelta(seconds=MAX_AGE_S)
+        return self._saved_meanwhile is None and self._after <= now < old_at
 
 
 def _due_at(row: Row) -> datetime:

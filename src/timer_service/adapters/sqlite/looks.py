@@ -136,6 +136,7 @@ class Looks:
             is_known, due_at = self._ahead.next_due_at(after)
             if is_known:
                 return due_at
+            ahead = Ahead(after, self._ahead.looked_at)
             self._ahead = ahead if self._ahead.follows(after) else None
         return ahead.fill(await self._read(self._find_next, {"now_ms": epoch_ms(after)}))
 
