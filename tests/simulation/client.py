@@ -111,8 +111,9 @@ class SimulatedClient:
     async def publish_all(
         self, messages: Iterable[Outgoing], replies: Sequence[str] | None = None
     ) -> list[int]:
-        for number, (subject, body, head) in enumerate(messages):
-            await self.publish(subject, body, replies[number] if replies else "", _headers(head))
+        for number, message in enumerate(messages):
+            reply = replies[number] if replies else ""
+            await self.publish(message.subject, message.body, reply, _headers(message.head))
         return []
 
     def deliver_at_once(self, subscription: "_Subscription") -> None:

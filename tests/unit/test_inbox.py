@@ -28,6 +28,15 @@ def message(sequence: int, size: int = 0) -> Incoming:
     return Incoming(f"$JS.ACK.{sequence}", Position(1, sequence), 1, None, None, b"x" * size)
 
 
+def delivered(sequence: int) -> Arrived:
+    return Arrived("timer.commands.acme", f"$JS.ACK.S.c.1.{sequence}.{sequence}.0.0", b"")
+
+
+def ended(request: int) -> Arrived:
+    headers = {"Status": "408", "Description": "Request Timeout"}
+    return Arrived(f"_INBOX.1.{request}", "", b"", headers)
+
+
 class FakeClient:
     """Keeps what is sent and lets a test answer."""
 
@@ -132,9 +141,38 @@ async def test_a_request_that_is_served_whole_is_followed_by_another(desk: Desk)
     await desk.start()
 
     for sequence in (1, 2):
-        await desk.client.answer("timer.commands.acme", f"$JS.ACK.S.c.1.{sequence}.{sequence}.0.0")
+        await desk.client.take([delivered(sequence)])
 
     assert (desk.delivered, desk.asked) == (2, PULLS_AHEAD + 1)
+
+
+async def test_messages_of_one_read_may_end_more_than_one_request(desk: Desk) -> None:
+    await desk.start()
+
+    await desk.client.take([delivered(sequence) for sequence in (1, 2, 3, 4)])
+
+    # Without room for more, none is asked for before a batch is taken.
+    asked_at_once = desk.asked
+    desk.inbox.buffer.take_all()
+    await desk.inbox.top_up()
+    assert (asked_at_once, desk.asked) == (PULLS_AHEAD, 2 * PULLS_AHEAD)
+
+
+async def test_messages_count_for_the_request_that_ends_after_them(desk: Desk) -> None:
+    await desk.start()
+
+    await desk.client.take([delivered(1), ended(1), delivered(2)])
+
+    # The second request has brought one of two.
+    assert desk.asked == PULLS_AHEAD + 1
+
+
+async def test_messages_of_one_request_count_although_another_ends_after_them(desk: Desk) -> None:
+    await desk.start()
+
+    await desk.client.take([delivered(1), delivered(2), ended(2)])
+
+    assert desk.asked == PULLS_AHEAD + 2
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.support import messages
 from tests.support.timers import ACME, at
 from timer_client import wire
 from timer_service.adapters import codec
+from timer_service.adapters.plain_commands import read_plain_command
 from timer_service.domain.messages import Command, Position, TenantId, Trace
 
 PLACE = Position(1, 7)
@@ -22,7 +23,7 @@ TRACE = Trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", None)
 
 
 def plainly(body: bytes, command_type: str = wire.SCHEDULE_TIMER) -> Command | None:
-    return codec.decode_plain(body, ACME, command_type, PLACE, TRACE)
+    return read_plain_command(body, ACME, command_type, PLACE, TRACE)
 
 
 def carefully(body: bytes, command_type: str = wire.SCHEDULE_TIMER) -> Command | None:
@@ -193,4 +194,4 @@ def test_the_short_way_reads_nothing_that_is_wrong(body: bytes) -> None:
 def test_a_tenant_is_that_of_the_subject() -> None:
     body = _with({})
 
-    assert codec.decode_plain(body, TenantId("globex"), wire.SCHEDULE_TIMER, PLACE, None) is None
+    assert read_plain_command(body, TenantId("globex"), wire.SCHEDULE_TIMER, PLACE, None) is None

@@ -6,12 +6,22 @@ all else, right or wrong, it leaves to that one, which also says what is wrong.
 
 import re
 from datetime import datetime
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 from msgspec import DecodeError, Meta, Struct, field
 from msgspec.json import Decoder
 
 from timer_client import wire
+from timer_service.domain.messages import (
+    CancelTimer,
+    Command,
+    CorrelationId,
+    Position,
+    ScheduleTimer,
+    ServiceCallId,
+    TenantId,
+    Trace,
+)
 
 _PLAIN_TIME: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{3})?(?:Z|\+00:00)"
@@ -19,19 +29,10 @@ _PLAIN_TIME: Final = re.compile(
 """As most senders write it. Python reads no more than this in the way that our rules ask for."""
 
 
-class PlainCommand(NamedTuple):
-    """What a command says beside its tenant and type."""
-
-    service_call_id: str
-    due_at: datetime | None
-    """None of a cancellation."""
-    correlation_id: str | None
-
-
 # Whatever has more than these fields is left to the careful reader: it may be new, deep or not a number.
 class _Payload(Struct, forbid_unknown_fields=True, gc=False):
     tenant_id: str = field(name="tenantId")
-    service_call_id: str = field(name="serviceCallId")
+    service_call_id: ServiceCallId = field(name="serviceCallId")
     due_at: str | None = field(name="dueAt", default=None)
     tag: str | None = field(name="_tag", default=None)
 
@@ -43,14 +44,16 @@ class _Envelope(Struct, forbid_unknown_fields=True, gc=False):
     timestamp_ms: Annotated[int, Meta(ge=0, le=wire.LAST_TIMESTAMP_MS)] = field(name="timestampMs")
     payload: _Payload
     aggregate_id: str | None = field(name="aggregateId", default=None)
-    correlation_id: str | None = field(name="correlationId", default=None)
+    correlation_id: CorrelationId | None = field(name="correlationId", default=None)
     causation_id: str | None = field(name="causationId", default=None)
 
 
 _decode: Final = Decoder(_Envelope).decode
 
 
-def read_plain_command(body: bytes, tenant_id: str, command_type: str) -> PlainCommand | None:
+def read_plain_command(
+    body: bytes, tenant_id: TenantId, command_type: str, position: Position, trace: Trace | None
+) -> Command | None:
     """Read a plain command of this tenant and type; None if the careful reader has to look at it."""
     if len(body) > wire.MAX_COMMAND_BYTES:
         return None
@@ -71,12 +74,12 @@ def read_plain_command(body: bytes, tenant_id: str, command_type: str) -> PlainC
     )
     if not is_ours or not is_valid:
         return None
-    due_at = None
-    if command_type != wire.CANCEL_TIMER:
-        due_at = _read_time(payload.due_at)
-        if due_at is None:
-            return None
-    return PlainCommand(payload.service_call_id, due_at, correlation_id)
+    if command_type == wire.CANCEL_TIMER:
+        return CancelTimer(tenant_id, payload.service_call_id, position)
+    due_at = _read_time(payload.due_at)
+    if due_at is None:
+        return None
+    return ScheduleTimer(tenant_id, payload.service_call_id, due_at, correlation_id, position, trace)
 
 
 def _read_time(text: str | None) -> datetime | None:

@@ -1,5 +1,6 @@
 """Timers and epochs as rows and back: the columns, once for every database."""
 
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -49,7 +50,7 @@ COLUMNS: Final[dict[str, type]] = {
     "verdict": str,
     "fingerprint": str,
 }
-"""The columns of a timer, in the order of `row` and `timer`, and what each holds."""
+"""The columns of a timer, in the order of `columns` and `timer`, and what each holds."""
 TIMER_COLUMNS: Final = ", ".join(COLUMNS)
 DUE_COLUMNS: Final = (
     "tenant_id, service_call_id, due_at, generation, correlation_id, traceparent, tracestate, "
@@ -58,7 +59,6 @@ DUE_COLUMNS: Final = (
 """What a statement lists of a due timer, in the order of `due_timer`."""
 EPOCH_COLUMNS: Final = "epoch, stream_created_us, after_sequence, after_us, last_sequence, last_stored_us"
 """What a statement lists of an epoch, in the order of `StreamEpoch`."""
-_NOTHING_OLDER: Final = (None, None)
 _FIXED: Final = frozenset({"tenant_id", "service_call_id", "registered_at"})
 
 
@@ -110,35 +110,37 @@ moment_of_burst: Final = lru_cache(maxsize=8)(moment)
 """Timers of a burst are due at one moment, and what is made of it later is known by the same object."""
 
 
-def row(timer: Timer) -> tuple[Any, ...]:
-    """Return a timer as COLUMNS."""
-    position, trace = timer.position, timer.trace
-    return (
-        timer.tenant_id,
-        timer.service_call_id,
-        str(timer.state),  # Which is its value, and much quicker than to ask the enumeration for that.
-        text(timer.due_at) if timer.due_at else None,
-        timer.generation,
-        text_of_batch(timer.registered_at),
-        timer.correlation_id,
-        text(timer.reached_at) if timer.reached_at else None,
-        text(timer.cancelled_at) if timer.cancelled_at else None,
-        position.stream_created_us,
-        position.sequence,
-        trace.parent if trace else None,
-        trace.state if trace else None,
-        *_where_older(timer.due_position, position),
-        *_where_older(timer.correlation_position, position),
-        *_where_older(timer.trace_position, position),
-        int(timer.sink),
-        timer.callback_revision,
-        *_where_older(timer.first_position, position),
-        1 if timer.first_if_absent else None,
-        timer.expires_after_ms,
-        text(timer.expired_at) if timer.expired_at else None,
-        str(timer.verdict) if timer.verdict else None,
-        timer.fingerprint,
-    )
+def columns(timers: Collection[Timer]) -> list[list[Any]]:
+    """Return timers as COLUMNS, column by column: both databases take them so. It is quicker than rows."""
+    newest = [timer.position for timer in timers]
+    traces = [timer.trace for timer in timers]
+    return [
+        [timer.tenant_id for timer in timers],
+        [timer.service_call_id for timer in timers],
+        # Which is its value, and much quicker than to ask the enumeration for that.
+        [str(timer.state) for timer in timers],
+        [text(timer.due_at) if timer.due_at else None for timer in timers],
+        [timer.generation for timer in timers],
+        [text_of_batch(timer.registered_at) for timer in timers],
+        [timer.correlation_id for timer in timers],
+        [text(timer.reached_at) if timer.reached_at else None for timer in timers],
+        [text(timer.cancelled_at) if timer.cancelled_at else None for timer in timers],
+        [position.stream_created_us for position in newest],
+        [position.sequence for position in newest],
+        [trace.parent if trace else None for trace in traces],
+        [trace.state if trace else None for trace in traces],
+        *_where_older([timer.due_position for timer in timers], newest),
+        *_where_older([timer.correlation_position for timer in timers], newest),
+        *_where_older([timer.trace_position for timer in timers], newest),
+        [int(timer.sink) for timer in timers],
+        [timer.callback_revision for timer in timers],
+        *_where_older([timer.first_position for timer in timers], newest),
+        [1 if timer.first_if_absent else None for timer in timers],
+        [timer.expires_after_ms for timer in timers],
+        [text(timer.expired_at) if timer.expired_at else None for timer in timers],
+        [str(timer.verdict) if timer.verdict else None for timer in timers],
+        [timer.fingerprint for timer in timers],
+    ]
 
 
 def timer(row: Row) -> Timer:
@@ -193,12 +195,19 @@ def epoch_row(epoch: StreamEpoch) -> tuple[int, ...]:
     )
 
 
-def _where_older(position: Position | None, newest: Position) -> tuple[int | None, int | None]:
-    """Return the columns of the command that has set a value: nothing if it is the row's newest."""
+def _where_older(
+    positions: Iterable[Position | None], newest: Iterable[Position]
+) -> tuple[list[int | None], list[int | None]]:
+    """Return the columns of the commands that have set a value: nothing where it is the timer's newest."""
     # Mostly the very same object, which is cheaper to see than that two are equal.
-    if position is None or position is newest or position == newest:
-        return _NOTHING_OLDER
-    return position.stream_created_us, position.sequence
+    older = [
+        None if position is None or position is last or position == last else position
+        for position, last in zip(positions, newest, strict=True)
+    ]
+    return (
+        [None if position is None else position.stream_created_us for position in older],
+        [None if position is None else position.sequence for position in older],
+    )
 
 
 def _or_newest(stream_created_us: int | None, sequence: int | None, newest: Position) -> Position:

@@ -4,6 +4,7 @@ A stream begins with one epoch. A broker that comes back without its newest mess
 new ones; from there on another epoch counts, and what is new is newer than all that was ever applied.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -78,10 +79,13 @@ def newest_position(known: Sequence[StreamEpoch]) -> Position:
 
 def newest_by_epoch(commands: Iterable[Command]) -> list[Position]:
     """Return for each epoch the newest of some commands, with the latest moment at which one was stored."""
-    newest: dict[int, tuple[int, int]] = {}
+    by_epoch = defaultdict[int, list[Position]](list)
     for command in commands:
         at = command.position
-        sequence, stored_us = newest.get(at.stream_created_us, (0, 0))
-        if at.sequence > sequence or at.stored_us > stored_us:
-            newest[at.stream_created_us] = (max(sequence, at.sequence), max(stored_us, at.stored_us))
-    return [Position(number, *reached) for number, reached in sorted(newest.items())]
+        by_epoch[at.stream_created_us].append(at)
+    newest = [
+        Position(number, max([at.sequence for at in positions]), max([at.stored_us for at in positions]))
+        for number, positions in sorted(by_epoch.items())
+    ]
+    # A request that came before any command has no place in a stream.
+    return [at for at in newest if at.sequence or at.stored_us]

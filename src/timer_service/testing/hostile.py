@@ -47,7 +47,7 @@ class HostileEventSink(NatsEventSink):
         """Return the same message in the broker's eyes another one."""
         self._copies += 1
         named = f"Nats-Msg-Id: hostile-{id(self)}-{self._copies}".encode()
-        return message._replace(head=_MESSAGE_ID.sub(named, message.head))
+        return Outgoing(message.subject, message.body, _MESSAGE_ID.sub(named, message.head))
 
 
 def _stale(event: Event) -> Event:

@@ -13,8 +13,9 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from msgspec import Struct
 from nats.aio.client import PING_PROTO, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -28,8 +29,11 @@ PART_BYTES: Final = 1024 * 1024
 _NO_STATUS: Final = b"NATS/1.0\r\n"
 
 
-class Outgoing(NamedTuple):
-    """One message on its way out; its parts are ours, so nothing in them needs to be checked."""
+class Outgoing(Struct, frozen=True, gc=False):
+    """One message on its way out; its parts are ours, so nothing in them needs to be checked.
+
+    A structure of msgspec is made in a third of the time that a named tuple takes.
+    """
 
     subject: str
     body: bytes
@@ -37,7 +41,7 @@ class Outgoing(NamedTuple):
     """The headers as they are sent, from `head_of`; nothing if there are none."""
 
 
-class Arrived(NamedTuple):
+class Arrived(Struct, frozen=True, gc=False):
     """One message on its way in: as much of nats-py's own as we read."""
 
     subject: str
@@ -87,7 +91,8 @@ class TolerantClient(Client):
         commands: list[bytes] = []
         too_large: list[int] = []
         gathered, max_payload = 0, self.max_payload
-        for number, (subject, body, head) in enumerate(messages):
+        for number, message in enumerate(messages):
+            subject, body, head = message.subject, message.body, message.head
             reply = replies[number] if replies else ""
             size = len(head) + len(body)
             if size > max_payload:

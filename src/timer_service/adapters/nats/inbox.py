@@ -138,36 +138,37 @@ class Inbox:
 
     async def _on_messages(self, messages: Sequence[Arrived]) -> None:
         """Read what came in one go, and ask for more where a request has ended."""
-        more = False
+        taken, more, epoch = 0, False, self._positions.epoch
+        now = None if self._delays_from is None else self._delays_from()
         for message in messages:
             if message.reply.startswith(ACK_PREFIX):
-                self._take(message)
-                more |= self._ends_a_pull()
+                self._take(message, epoch, now)
+                taken += 1
             elif message.headers and "Status" in message.headers:
+                self._ends_a_pull(taken)
                 self._on_status(message, message.headers)
-                more = True
-        if more:
+                taken, more = 0, True
+        if self._ends_a_pull(taken) or more:
             await self.top_up()
 
-    def _take(self, message: Arrived) -> None:
+    def _take(self, message: Arrived, epoch: int, now: datetime | None) -> None:
         delivery = read_delivery(message.reply)
         position = self._positions.of(delivery)
         if position is None:
             self._positions.set_aside(message.reply)
         else:
-            times, epoch = delivery.times_delivered, self._positions.epoch
-            now = None if self._delays_from is None else self._delays_from()
+            times = delivery.times_delivered
             self.buffer.put(read_incoming(self._subjects, message, position, times, epoch, now))
 
-    def _ends_a_pull(self) -> bool:
+    def _ends_a_pull(self, taken: int) -> bool:
         # The broker serves pulls in order; if not, the expiry corrects the count.
-        for number, pull in self._open.items():
-            pull.remaining -= 1
-            if pull.remaining == 0:
-                del self._open[number]
-                return True
-            break
-        return False
+        before = len(self._open)
+        for number, pull in list(self._open.items()):
+            pull.remaining, taken = pull.remaining - taken, taken - pull.remaining
+            if pull.remaining > 0:
+                break
+            del self._open[number]
+        return len(self._open) < before
 
     def _on_status(self, message: Arrived, headers: Mapping[str, str]) -> None:
         status, description = headers["Status"], headers.get("Description", "")
@@ -212,7 +213,8 @@ class Buffer:
         """Take a message in."""
         self._messages.append(message)
         self._bytes += len(message.body)
-        self._arrived.set()
+        if len(self._messages) == 1:
+            self._arrived.set()
 
     def has_room(self) -> bool:
         """Return whether more may be asked for."""

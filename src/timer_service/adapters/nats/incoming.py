@@ -1,7 +1,9 @@
 """A message that the broker has delivered: what it says of the message, and what the message says."""
 
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from timer_client import wire
 from timer_client.subjects import Subjects
@@ -14,7 +16,7 @@ from timer_service.ports.command_source import Refusal
 ACK_PREFIX: Final = "$JS.ACK."
 
 
-class Delivery(NamedTuple):
+class Delivery(Struct, frozen=True, gc=False):
     """What the broker says about a delivered message."""
 
     sequence: int
@@ -23,7 +25,7 @@ class Delivery(NamedTuple):
     """When the broker stored it, in microseconds since 1970."""
 
 
-class Incoming(NamedTuple):
+class Incoming(Struct, frozen=True, gc=False):
     """A message that was delivered to us: a command, or why it is not one."""
 
     reply: str

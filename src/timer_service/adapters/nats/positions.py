@@ -123,7 +123,7 @@ class CommandPositions:
 
     def of(self, delivery: Delivery) -> Position | None:
         """Return where a delivered message stands; None if that is not known before the next `learn`."""
-        seen, (sequence, _, stored_us) = self._seen, delivery
+        seen, sequence, stored_us = self._seen, delivery.sequence, delivery.stored_us
         number = epoch_of(self._epochs, sequence, stored_us)
         if number == seen.stream_created_us and sequence <= seen.sequence and 0 < seen.stored_us < stored_us:
             self._overwritten = True  # Stored later than what was there before: the sequence was given away.

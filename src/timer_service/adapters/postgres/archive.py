@@ -142,7 +142,7 @@ class PostgresArchive:
         """Add timers and their callbacks in one transaction."""
         kept = columns.archived(timers, records)
         async with self._connections.transaction_on(self._connection):
-            await self._connection.execute(_WRITE, *arrays.columns(timers))
+            await self._connection.execute(_WRITE, *rows.columns(timers))
             for sql, values in zip((KEEP_CALLBACK, KEEP_DELIVERY, KEEP_ATTEMPT), kept, strict=True):
                 await self._connection.executemany(sql, values)
 

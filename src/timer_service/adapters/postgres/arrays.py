@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from timer_service.adapters import rows
-from timer_service.domain.timer import Timer
 
 # Times come as text: the driver would turn the very first millisecond of the year 1 into -infinity.
 _CASTS: Final = {str: "text[]", int: "bigint[]", datetime: "text[]::timestamptz[]"}
@@ -13,12 +12,7 @@ _CASTS: Final = {str: "text[]", int: "bigint[]", datetime: "text[]::timestamptz[
 GIVEN: Final = (
     f"unnest({', '.join(f'${n}::{_CASTS[kind]}' for n, kind in enumerate(rows.COLUMNS.values(), start=1))})"
 )
-"""Timers that a statement brings along, column by column."""
-
-
-def columns(timers: Iterable[Timer]) -> list[list[Any]]:
-    """Return timers column by column, as GIVEN takes them."""
-    return transposed(map(rows.row, timers), len(rows.COLUMNS))
+"""Timers that a statement brings along, as `rows.columns` returns them."""
 
 
 def transposed(values: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:

@@ -63,14 +63,14 @@ class Batch:
 async def insert(connection: Connection, batch: Batch, keys: Iterable[TimerKey]) -> set[TimerKey]:
     """Insert timers that are new, in the order of the key; return which of them were."""
     timers = [batch.first(key) for key in sorted(keys)]
-    inserted = await connection.fetch(INSERT, *arrays.columns(timers))
+    inserted = await connection.fetch(INSERT, *rows.columns(timers))
     return {(row[0], row[1]) for row in inserted}
 
 
 async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
     """Decide requests for all timers that nobody else holds; return these as they are now."""
     first = {key: batch.first(key) for key in sorted(batch.commands.keys() - batch.about_versions)}
-    inserted = await connection.fetch(INSERT, *arrays.columns(first.values())) if first else []
+    inserted = await connection.fetch(INSERT, *rows.columns(first.values())) if first else []
     timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
     if there := batch.commands.keys() - timers.keys():
         found = await connection.fetch(LOCK_FOR_REQUESTS, *arrays.transposed(there, 2))
@@ -81,7 +81,7 @@ async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
         after = [batch.apply(timer) for timer in before]
         changed = [new for old, new in zip(before, after, strict=True) if new is not old]
         if changed:
-            await connection.execute(UPDATE, *arrays.columns(changed))
+            await connection.execute(UPDATE, *rows.columns(changed))
         timers |= {timer.key: timer for timer in after}
     return timers
 
@@ -98,5 +98,5 @@ async def save(connection: Connection, batch: Batch, locked: Sequence[Timer]) ->
     """Apply the rules to timers whose locks are held; return which they are."""
     changed = [after for before in locked if (after := batch.apply(before)) is not before]
     if changed:
-        await connection.execute(UPDATE, *arrays.columns(changed))
+        await connection.execute(UPDATE, *rows.columns(changed))
     return {timer.key for timer in locked}

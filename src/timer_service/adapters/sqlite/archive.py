@@ -91,7 +91,7 @@ class SqliteArchive:
         with translated(self._path):
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
-                await self._connection.executemany(_WRITE, [statements.row(timer) for timer in timers])
+                await self._connection.executemany(_WRITE, zip(*statements.columns(timers), strict=True))
                 kept = columns.archived(timers, records)
                 for sql, values in zip(WRITE_RECORDS, kept, strict=True):
                     await self._connection.executemany(sql, values)

@@ -1,7 +1,6 @@
 """Mark timers as reached: marks that wait for the writer together share one transaction."""
 
 import asyncio
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,6 +11,7 @@ import aiosqlite
 
 from timer_service.adapters.rows import text_of_batch
 from timer_service.adapters.sqlite.deliveries import open_deliveries
+from timer_service.adapters.sqlite.statements import json_text
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
 from timer_service.domain.errors import TimerServiceError
@@ -120,7 +120,7 @@ class Marks:
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
         """Keep the verdict on each timer whose generation still stands; return which they are."""
-        claimed = json.dumps([(*timer.key, timer.generation) for timer in timers])
+        claimed = json_text([(*timer.key, timer.generation) for timer in timers])
         parameters = {"timers": claimed, "verdict": None if verdict is None else verdict.value}
         async with self._transaction():
             found = await self._writer.execute_fetchall(SETTLE, parameters)
@@ -183,6 +183,6 @@ def _marking(events: Sequence[Event]) -> tuple[str, dict[str, Any]]:
     state, one = state_of(events[0]).value, events[0]
     if len({(event.tenant_id, event.generation, event.at) for event in events}) == 1:
         alike = {"tenant_id": one.tenant_id, "generation": one.generation, "at": text_of_batch(one.at)}
-        return MARK_ALIKE, {"state": state, **alike, "calls": json.dumps([e.service_call_id for e in events])}
+        return MARK_ALIKE, {"state": state, **alike, "calls": json_text([e.service_call_id for e in events])}
     fired = [(*event.key, event.generation, text_of_batch(event.at)) for event in events]
-    return MARK_REACHED, {"state": state, "fired": json.dumps(fired)}
+    return MARK_REACHED, {"state": state, "fired": json_text(fired)}

@@ -1,7 +1,6 @@
 """Timers in one SQLite file, owned by one process."""
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -134,8 +133,7 @@ class SqliteTimerStore:
                     changes.pending += _is_pending(after) - _is_pending(before)
                 outcomes.append(outcome)
             if changed:
-                saved = [statements.row(timer) for timer in changed.values()]
-                await self._writer.connection.execute(*statements.save(saved))
+                await self._writer.connection.execute(*statements.save(changed.values()))
                 if rule is rules.decide:
                     callbacks = accepted_callbacks(commands, outcomes)
                     dropped = dropped_callbacks(commands, outcomes)
@@ -235,7 +233,7 @@ class SqliteTimerStore:
             return await insert_epochs(self._writer.connection, [epoch]) > 0
 
     async def _load(self, keys: Iterable[TimerKey]) -> dict[TimerKey, Timer]:
-        wanted = json.dumps(list(keys))
+        wanted = statements.json_text(list(keys))
         found = await self._writer.connection.execute_fetchall(statements.LOAD, (wanted,))
         return {timer.key: timer for timer in map(rows.timer, found)}
 
