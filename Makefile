@@ -57,8 +57,10 @@ bench: install  ## Measure ingest, burst, lateness and scale against limits and 
 
 # With RECORD=1 these write their counts into docs/guarantees.md.
 SEEDS ?= 1000
-simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(RECORD),--record "make simulate SEEDS=$(SEEDS)")
+FIRST ?= 0
+simulate: install  ## Run SEEDS=1000 seeds of the deterministic simulation, from FIRST=0 on
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) \
+		$(if $(RECORD),--record "make simulate SEEDS=$(SEEDS)$(if $(filter-out 0,$(FIRST)), FIRST=$(FIRST))")
 
 THOROUGH ?=
 crashes: install  ## Crash the simulated service at every step, in four ways each; THOROUGH=1: in all seven

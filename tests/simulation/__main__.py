@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any
+from typing import Any, TextIO
 
 from tests.simulation.awaits import Place, all_places
 from tests.simulation.crashes import (
@@ -33,7 +33,8 @@ CRASH_PARTS = 4
 CHUNK, PAIR_CHUNK = 25, 5
 PAIRED, MOST_PAIRS = 100, 250
 """One in so many seeds is played by two instances on a real PostgreSQL as well, which takes seconds each."""
-MOST_SHOWN = 10
+PROGRESS_S = 60.0
+PROGRESS = ("seeds", "seeds of two instances", "crash scenarios")
 
 
 def main() -> int:
@@ -54,14 +55,18 @@ def main() -> int:
     if not options.crashes:
         # One server for all processes of the pool, which end without cleaning up.
         os.environ["TIMER_TEST_POSTGRES_URL"] = shared_server_url()
+    progress = Progress(sys.stderr, time.monotonic)
     with ProcessPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(step, *arguments) for step, *arguments in work]):
             chunk, found, killed_at = done.result()
             counts.update(chunk)
             places |= killed_at
             broken.extend(found)
+            progress.told(counts, found)
     if options.crashes:
-        broken.extend(f"never killed at {place}: {source}" for place, source in forgotten(places).items())
+        never = [f"never killed at {place}: {source}" for place, source in forgotten(places).items()]
+        progress.told(counts, never)
+        broken.extend(never)
         counts["places where the service can wait"] = len(all_places())
         counts["of these, killed at"] = len(places & all_places().keys())
     counts["violations"] = len(broken)
@@ -70,6 +75,31 @@ def main() -> int:
     if options.record is not None:
         record(options.record, dict(counts))
     return 1 if broken else 0
+
+
+class Progress:
+    """Says what was found at the moment at which it is found, and now and then how far the run is.
+
+    So a run that is stopped has told what it did; its counts are kept only if it ends.
+    """
+
+    def __init__(self, out: TextIO, elapsed_s: Callable[[], float]) -> None:
+        self._out = out
+        self._elapsed_s = elapsed_s
+        self._started_s = self._told_s = elapsed_s()
+        self._found = 0
+
+    def told(self, counts: Counter[str], found: Iterable[str]) -> None:
+        """Take what is counted by now, and what was found since."""
+        for line in found:
+            self._found += 1
+            print(line, file=self._out, flush=True)
+        now_s = self._elapsed_s()
+        if now_s - self._told_s >= PROGRESS_S:
+            self._told_s = now_s
+            done = ", ".join(f"{counts[name]:,} {name}" for name in PROGRESS if counts[name])
+            text = f"after {(now_s - self._started_s) / 60:.0f} min: {done}, {self._found} violations"
+            print(text, file=self._out, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,8 +220,6 @@ def _catch(bug: str, seeds: Iterable[int]) -> int:
 
 
 def _print(counts: Counter[str], broken: list[str], *, as_json: bool) -> None:
-    for line in broken[:MOST_SHOWN]:
-        print(line, file=sys.stderr)
     if as_json:
         print(json.dumps({**counts, "broken": broken}))
         return

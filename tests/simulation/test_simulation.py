@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,16 @@ def test_the_seeds_meet_every_kind_of_fault() -> None:
     met = {fault.kind for seed in SEEDS for fault in make_plan(seed).faults}
 
     assert met == FAULT_KINDS
+
+
+def test_a_long_run_tells_what_it_finds_at_once_and_how_far_it_is_every_minute() -> None:
+    now_s, out = 0.0, StringIO()
+    progress = runner.Progress(out, lambda: now_s)
+
+    progress.told(Counter(seeds=25), ["seed 7 breaks"])
+    now_s = 59.0
+    progress.told(Counter(seeds=50), [])
+    now_s = 61.0
+    progress.told(Counter(seeds=75, crashes=9), [])
+
+    assert out.getvalue().splitlines() == ["seed 7 breaks", "after 1 min: 75 seeds, 1 violations"]
