@@ -50,6 +50,7 @@ PARTS = (
     Part("callback-races", size="RACES={n}", asked=100_000, asked_s=900),
     Part("callback-kills", size="CALLBACK_KILLS={n}", asked=100, asked_s=300),
     Part("callback-cluster", size="CALLBACKS={n}", asked=20_000, asked_s=150),
+    Part("callback-crowd", size="CROWD={n}", asked=100_000, asked_s=150),
     Part("peace", size="TIMERS={n}", asked=1_000_000, asked_s=750),
     Part("fuzz", size="N={n}", asked=10_000_000, asked_s=1_300),
     Part("addresses", size="ATTEMPTS={n}", asked=10_000, asked_s=20),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.support.guarantees import conclude, shortfalls
+from tests.support.guarantees import conclude, exceeded
 from tests.torture.callback_site import Receiver, Site
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.callback import Callback
@@ -70,8 +70,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="crowd-", ignore_cleanup_errors=True) as folder:
         counts = asyncio.run(crowd(Path(folder), options.count))
-    missed = shortfalls({"make callback-crowd": {"counts": counts}})
-    return conclude(counts, missed, options.record)
+    return conclude(counts, exceeded("make callback-crowd", counts), options.record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.proof import PARTS, Part, Row, planned, prove, table
 from tests.support.documents import ROOT, read
-from tests.support.guarantees import BEGIN, END, PAGE, load, record
+from tests.support.guarantees import ASKED, BEGIN, END, PAGE, load, record
 
 HALF = Part("half", size="N={n}", asked=100, asked_s=900)
 FIXED = Part("fixed", fixed_s=900)
@@ -66,6 +66,10 @@ def test_every_part_is_a_target_that_records_under_the_name_of_its_run() -> None
         names = [word.partition("=")[0] for word in part.size.split()]
         line = " ".join(["make", part.target, *(f"{name}=$({name})" for name in names)])
         assert f'--record "{line}"' in makefile or part.target == "coverage", line
+
+
+def test_whatever_the_page_asks_for_is_a_part() -> None:
+    assert {f"make {part.target}" for part in PARTS} == ASKED.keys()
 
 
 def test_counts_that_are_what_is_asked_for_take_the_place_of_those_before(project: Path) -> None:
