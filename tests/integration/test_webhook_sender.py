@@ -22,6 +22,7 @@ from tests.support.receiver import OK, Received, receiving
 from tests.support.timers import ACME
 from timer_service import __version__
 from timer_service.adapters.webhook.link import MAX_RESPONSE_BYTES
+from timer_service.adapters.webhook.message import Message, wire_bytes
 from timer_service.adapters.webhook.resolver import MAX_LOOKUPS, MAX_ZONE_LOOKUPS
 from timer_service.adapters.webhook.signature import read_verifier, signed_content
 from timer_service.domain.callback import Method, Signing
@@ -362,6 +363,127 @@ async def test_an_answer_that_is_not_http_is_a_failed_attempt() -> None:
         result = await sender.send(request_to(receiver.url()))
 
     assert result == Unreachable(Trouble.RESET, "the answer is not valid HTTP")
+
+
+async def test_an_answer_is_the_one_that_comes_after_an_early_hint() -> None:
+    hint = b"HTTP/1.1 103 Early Hints\r\nretry-after: 120\r\n\r\n"
+    async with receiving(answer=hint + answer(503, b"later")) as receiver, sending() as sender:
+        assert await sender.send(request_to(receiver.url())) == Answered(503)
+
+
+async def test_a_head_without_an_end_is_not_an_answer() -> None:
+    async with receiving(answer=b"HTTP/1.1 200 OK\r\nx: " + b"." * 100_000) as receiver, sending() as sender:
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Unreachable(Trouble.RESET, "the answer is not valid HTTP")
+
+
+async def test_a_second_answer_is_not_taken_for_that_of_the_next_request() -> None:
+    async with receiving(answer=OK + answer(500, b"no")) as receiver, sending(keeps_answers=True) as sender:
+        assert [await sender.send(request_to(receiver.url())) for _ in range(3)] == [Answered(200)] * 3
+
+    assert [each.connection for each in receiver.requests] == [1, 2, 3]
+
+
+async def test_what_comes_unasked_on_a_kept_connection_ends_it() -> None:
+    gone = asyncio.Event()
+
+    async def say_more(_: Received, writer: asyncio.StreamWriter) -> bool:
+        writer.write(OK)
+        await writer.drain()
+        await answered.wait()
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(OK)
+                await writer.drain()
+                await asyncio.sleep(0)
+        gone.set()
+        return False
+
+    answered = asyncio.Event()
+    async with receiving(answer=say_more) as receiver, sending() as sender, asyncio.timeout(PATIENCE_S):
+        assert await sender.send(request_to(receiver.url())) == Answered(200)
+        answered.set()
+        await gone.wait()
+        receiver.answer = answer(201, b"")
+        assert await sender.send(request_to(receiver.url())) == Answered(201)
+
+    assert [each.connection for each in receiver.requests] == [1, 2]
+
+
+async def test_an_answer_that_breaks_off_on_a_kept_connection_is_not_asked_for_again() -> None:
+    async def break_off(request: Received, writer: asyncio.StreamWriter) -> bool:
+        is_first = len(receiver.requests) == 1
+        writer.write(OK if is_first else b"HTTP/1.1 20")
+        await writer.drain()
+        return is_first
+
+    async with receiving(answer=break_off) as receiver, sending() as sender:
+        results = [await sender.send(request_to(receiver.url())) for _ in range(2)]
+
+    assert results == [
+        Answered(200),
+        Unreachable(Trouble.RESET, "the connection was closed before an answer"),
+    ]
+    assert [each.connection for each in receiver.requests] == [1, 1]
+
+
+def leads_to(*addresses: str) -> Callable[[str, int], list[Any]]:
+    return lambda host, port: [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses
+    ]
+
+
+async def test_a_name_is_looked_up_once_for_all_who_ask_together_and_then_remembered() -> None:
+    asked: list[str] = []
+
+    def look_up(host: str, port: int) -> list[Any]:
+        asked.append(host)
+        return leads_to("127.0.0.1")(host, port)
+
+    async with receiving() as receiver, sending(look_up=look_up) as sender:
+        for _ in range(2):
+            calls = [sender.send(request_to(receiver.url(host="shop.example"))) for _ in range(3)]
+            assert await asyncio.gather(*calls) == [Answered(200)] * 3
+        receiver.answer = answer(200, b"").replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        for _ in range(5):
+            assert await sender.send(request_to(receiver.url(host="shop.example"))) == Answered(200)
+
+    assert asked == ["shop.example"]
+    assert receiver.connections > 3
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses"), [("10.0.0.1", []), ("inside.example", ["10.0.0.1"]), ("[fd00::1]", [])]
+)
+async def test_no_socket_is_made_for_an_address_that_is_denied(host: str, addresses: list[str]) -> None:
+    made: list[int] = []
+
+    def make(*arguments: int) -> socket.socket:
+        made.append(1)
+        return socket.socket(*arguments)
+
+    async with sending(look_up=leads_to(*addresses), make_socket=make) as sender:
+        result = await sender.send(request_to(f"http://{host}:80/"))
+
+    assert isinstance(result, Blocked)
+    assert made == []
+
+
+async def test_a_name_without_an_address_is_not_found() -> None:
+    async with sending(look_up=leads_to()) as sender:
+        result = await sender.send(request_to("http://nowhere.example/"))
+
+    assert isinstance(result, Unreachable)
+    assert result.trouble is Trouble.DNS
+
+
+def test_no_header_can_begin_another_line() -> None:
+    """Values are checked when they come in; this is the last place at which one could."""
+    message = Message("http://shop.example/hook", "POST", {"x-own": "1\r\nx-other: 2"}, b"")
+
+    with pytest.raises(ValueError, match="line break"):
+        wire_bytes(message, in_full=False)
 
 
 async def test_a_closed_port_and_an_unknown_name_are_told_apart() -> None:

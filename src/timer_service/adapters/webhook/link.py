@@ -121,9 +121,9 @@ class Link(asyncio.Protocol):
     # The parser calls these.
 
     def on_message_begin(self) -> None:
-        """Refuse more answers than requests."""
+        """Refuse more answers than requests: the first one counts. What is raised here ends the parser."""
         if self._ended is None or self._ended.done():
-            self.is_reusable = False
+            raise NotHttp
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep the few that matter, the first of each."""
