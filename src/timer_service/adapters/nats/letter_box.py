@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 from timer_client.subjects import UNKNOWN_TENANT
@@ -85,7 +86,8 @@ class NatsLetterBox:
         letter = read_letter(stored.sequence, stored.stored_at, stored.subject, stored.body)
         tenant = stored.subject.rpartition(".")[2]
         whose = None if tenant == UNKNOWN_TENANT else TenantId(tenant)
-        if letter.get("notALetter"):
+        received_at = _received_at(letter)
+        if received_at is None:
             detail = "something else lies among the letters: the broker does not check reply subjects"
             return Letter(
                 stored.sequence, whose, stored.stored_at, NOT_A_LETTER, detail, stored.subject, stored.body
@@ -93,13 +95,21 @@ class NatsLetterBox:
         return Letter(
             number=stored.sequence,
             tenant_id=whose,
-            received_at=parse_time(letter["receivedAt"]),
+            received_at=received_at,
             reason=letter["reason"],
             detail=letter["detail"],
             subject=letter["subject"],
             body=_body(letter),
             is_cut=letter.get("bodyTruncated") is True,
         )
+
+
+def _received_at(letter: dict[str, Any]) -> datetime | None:
+    """Return when the message of a letter came in; None if this is not a letter of ours."""
+    try:
+        return None if letter.get("notALetter") else parse_time(letter["receivedAt"])
+    except ValueError:
+        return None
 
 
 def names(body: bytes, service_call_id: str) -> bool:
