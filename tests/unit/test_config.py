@@ -15,6 +15,8 @@ from timer_service.config import (
     load_settings,
     nats_connect_options,
     parse_duration,
+    read_groups,
+    read_networks,
     unknown_variables,
 )
 from timer_service.domain.errors import InvalidConfiguration
@@ -183,6 +185,11 @@ def test_every_kind_of_server_is_accepted(monkeypatch: pytest.MonkeyPatch, url: 
 SERVERS = "none, or one or more of nats://host:port, tls://host:port, ws://… or wss://…, separated by commas"
 POLLING = "a duration from 10ms to 1h such as 5s, or a whole number of milliseconds"
 ACK_WAIT = "a duration from 1s to 1h such as 10s, or a whole number of milliseconds"
+PAGE_URL = "an http:// or https:// URL such as https://timers.example.com/ops, without query"
+PROXIES = "a list of addresses and ranges such as 10.0.0.7,10.1.0.0/16, separated by commas"
+GROUPS = (
+    "a list such as ops=admin,support=viewer:acme+globex of viewer, operator and admin, separated by commas"
+)
 READABLE = "a file that this user may read"
 WRONG = [
     ("TIMER_POLLING_INTERVAL", "9ms", POLLING),
@@ -232,6 +239,18 @@ WRONG = [
     ("TIMER_ACK_WAIT", "999", ACK_WAIT),
     ("TIMER_ACK_WAIT", "3600001", ACK_WAIT),
     ("TIMER_ACK_WAIT", "999ms", ACK_WAIT),
+    ("TIMER_PAGE_URL", "timers.example.com", PAGE_URL),
+    ("TIMER_PAGE_URL", "ftp://timers.example.com", PAGE_URL),
+    ("TIMER_PAGE_URL", "https://timers.example.com:0", PAGE_URL),
+    ("TIMER_PAGE_URL", "https://timers.example.com/?a=b", PAGE_URL),
+    ("TIMER_PAGE_URL", "https://user@timers.example.com", PAGE_URL),
+    ("TIMER_PAGE_TRUSTED_PROXIES", "10.0.0.300", PROXIES),
+    ("TIMER_PAGE_TRUSTED_PROXIES", "10.0.0.7/8", PROXIES),
+    ("TIMER_PAGE_GROUPS", "ops", GROUPS),
+    ("TIMER_PAGE_GROUPS", "ops=owner", GROUPS),
+    ("TIMER_PAGE_GROUPS", "=admin", GROUPS),
+    ("TIMER_PAGE_GROUPS", "support=viewer:acme+", GROUPS),
+    ("TIMER_CALLBACK_PROXY", "https://proxy:3128", "http://host:port, without user name and password"),
     ("TIMER_LOG_LEVEL", "loud", "one of debug, info, warning, error"),
     ("TIMER_LOG_FORMAT", "xml", "one of auto, json, console"),
 ]
@@ -242,6 +261,48 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
 ) -> None:
     assert complaint(monkeypatch, **{name: value}) == f"{name}={value!r}: must be {allowed}"
+
+
+SECRET_WRONG = [
+    ("TIMER_API_KEY", "too short", "at least 32 printable characters without spaces"),
+    ("TIMER_PAGE_KEY", "with spaces " * 4, "at least 32 printable characters without spaces"),
+    ("TIMER_PAGE_SECRET", "ä" * 32, "at least 32 printable characters without spaces"),
+    ("TIMER_CALLBACK_PROXY_LOGIN", "nobody", "user:password, printable ASCII"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), SECRET_WRONG)
+def test_a_wrong_secret_is_named_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
+) -> None:
+    assert complaint(monkeypatch, **{name: value}) == f"{name}=*****: must be {allowed}"
+
+
+def test_groups_of_the_page_have_a_role_and_tenants_or_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = " ops=admin, support=viewer:acme+globex"
+    settings = load(
+        monkeypatch,
+        TIMER_PAGE_GROUPS=groups,
+        TIMER_PAGE_TRUSTED_PROXIES="10.0.0.7, 10.1.0.0/16",
+        TIMER_PAGE_URL="https://timers.example.com/ops",
+    )
+
+    assert settings.page_groups is not None
+    assert read_groups(settings.page_groups) == [
+        ("ops", "admin", []),
+        ("support", "viewer", ["acme", "globex"]),
+    ]
+    assert settings.page_trusted_proxies is not None
+    assert [str(each) for each in read_networks(settings.page_trusted_proxies)] == [
+        "10.0.0.7/32",
+        "10.1.0.0/16",
+    ]
+
+
+def test_without_a_broker_there_must_be_another_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complaint(monkeypatch, TIMER_BROKER_URL="none") == (
+        "TIMER_BROKER_URL=none: TIMER_API_PORT must be set, or there is no way in"
+    )
 
 
 @pytest.mark.parametrize("present", ["BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"])

@@ -386,8 +386,7 @@ async def test_a_replay_is_sent_at_once() -> None:
         await rig.clock.until_rest()
         assert state(rig) is DeliveryState.FAILED
         await rig.store.deliveries.replay(DeliveryQuery(ACME), rig.clock.now())
-        assert rig.service.callbacks is not None
-        rig.service.callbacks.delivering.wait_again(rig.clock.now())
+        rig.service.deliver_from(rig.clock.now())
         await rig.clock.until_rest()
 
     assert [request.attempt for request in sender.sent] == [1, 2]
@@ -505,3 +504,148 @@ async def test_cancelled_means_that_no_request_is_ever_sent() -> None:
     sent = {str(request.service_call_id) for request in sender.sent}
     assert not sent & set(cancelled)
     assert sent | set(cancelled) == set(names)
+
+
+# What the service tells and is told of callbacks
+
+
+def unreachable(_: CallbackRequest) -> CallResult:
+    return Unreachable(Trouble.CONNECT)
+
+
+async def test_the_gauges_tell_what_waits_and_which_receivers_count_as_gone() -> None:
+    rig = Rig(sender=(sender := ScriptedSender(unreachable)), chance=0.0)
+    for n in range(20):
+        await ask(rig, f"order-{n:02}", 0)
+
+    async with rig.running():
+        await pass_time(rig, 14)
+        sender.hang()
+        await ask(rig, "slow-1", 14, tenant="slow")
+        rig.service.wake_for(at(14), Sink.HTTP)
+        await rig.clock.until_rest()
+        await rig.service.observe()
+        shown = set(rig.metrics.text().decode().splitlines())
+        sender.go_on()
+
+    assert {"timer_callbacks_under_way 1.0", "timer_callback_breakers_open 1.0"} <= shown
+    assert "timer_callbacks_waiting 21.0" in shown
+
+
+async def test_a_receiver_that_counts_as_gone_has_a_time_at_which_it_is_tried_again() -> None:
+    rig, lane = Rig(sender=ScriptedSender(unreachable), chance=0.0), (TenantId(ACME), CALLBACK.origin)
+    for n in range(20):
+        await ask(rig, f"order-{n:02}", 0)
+
+    before = rig.service.receiver_back_at(lane)
+    async with rig.running():
+        await pass_time(rig, 14)
+        back_at = rig.service.receiver_back_at(lane)
+        other = rig.service.receiver_back_at((TenantId("globex"), CALLBACK.origin))
+
+        assert (before, other) == (None, None)
+        assert back_at is not None
+        assert back_at > rig.clock.now()
+
+
+async def test_a_callback_that_was_accepted_here_is_sent_at_its_due_time() -> None:
+    rig = Rig(sender=(sender := ScriptedSender()))
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        await ask(rig, due_s=1)
+        rig.service.wake_for(at(1), Sink.HTTP)
+        await pass_time(rig, 1)
+
+        assert [request.sent_at for request in sender.sent] == [at(1)]
+
+
+async def test_a_callback_that_another_instance_has_accepted_is_sent_at_its_due_time() -> None:
+    """Whoever hears of a timer does not know how it fires: one with a callback that comes later tells."""
+    rig = Rig(sender=(sender := ScriptedSender()))
+    await ask(rig, "order-2", 3)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        await ask(rig, due_s=1)
+        rig.service.heard_of(at(1))
+        await pass_time(rig, 1)
+
+        assert [request.sent_at for request in sender.sent] == [at(1)]
+
+
+async def test_a_service_without_callbacks_has_nothing_to_tell_of_them_and_wakes_for_none() -> None:
+    rig = Rig()
+    await ask(rig, due_s=0)
+    [timer] = rig.store.timers.values()
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        waits = len(rig.clock.waits)
+        rig.service.wake_for(at(1), Sink.HTTP)
+        rig.service.deliver_from(rig.clock.now())
+        await rig.clock.until_rest()
+
+        assert len(rig.clock.waits) == waits
+        assert rig.service.obstacle(timer) is None
+        assert rig.service.receiver_back_at((TenantId(ACME), CALLBACK.origin)) is None
+        rig.service.heard_of(at(1))
+        await rig.clock.until_rest()
+
+        assert len(rig.clock.waits) == waits + 1  # One of the bus may be due then.
+
+
+async def test_nothing_is_in_the_way_of_a_callback_that_is_not_due() -> None:
+    rig = Rig(sender=ScriptedSender())
+    await ask(rig)
+    [timer] = rig.store.timers.values()
+
+    assert rig.service.obstacle(timer) is None
+
+
+class _BusyList(MemoryDeliveries):
+    """Deliveries that cannot be looked for, for a while."""
+
+    refused = 3
+
+    async def due(
+        self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
+    ) -> DuePage:
+        if self.refused:
+            self.refused -= 1
+            raise StoreBusy("busy")
+        return await super().due(now, limit, after=after, lane=lane)
+
+
+async def test_a_list_that_cannot_be_read_is_a_problem_until_it_can() -> None:
+    rig = Rig(sender=(sender := ScriptedSender()))
+    rig.store.deliveries = _BusyList(rig.store.timers)
+    rig = Rig(sender=sender, store=rig.store)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        assert rig.service.health().problems == {"deliveries": "busy"}
+        await pass_time(rig, 2 * POLL_S)
+        assert rig.service.health().problems == {}
+
+    assert (len(sender.sent), state(rig)) == (1, DeliveryState.DELIVERED)
+
+
+async def test_an_outcome_that_cannot_be_kept_before_the_stop_is_left_to_the_next_start() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = busy = _BusyDeliveries(rig.store.timers)
+    busy.refused = 1_000_000
+    rig = Rig(sender=sender, store=rig.store)
+    await ask(rig, due_s=0)
+
+    async with rig.running():
+        await rig.clock.until_rest()
+
+    assert (len(sender.sent), state(rig)) == (1, DeliveryState.WAITING)
+    busy.refused = 0
+    again = Rig(sender=(second := ScriptedSender()), store=rig.store)
+    async with again.running():
+        await again.clock.until_rest()
+    assert [request.id for request in second.sent] == [request.id for request in sender.sent]
