@@ -370,3 +370,56 @@ async def test_a_connection_whose_queue_is_full_is_given_up_by_the_watch(
         await until_connected(bus)
         made[0].full = True
         await until(replaced, "another connection")
+
+
+class _Unanswered(TolerantClient):
+    """A client that gets no answer to one of its questions, as soon as a test says to which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unanswered: str | None = None
+        self.asked = asyncio.Event()
+
+    async def flush(self, timeout: int = 10) -> None:
+        await self._ask("PING")
+        await super().flush(timeout)
+
+    async def request(self, subject: str, *args: Any, **options: Any) -> Msg:
+        await self._ask(subject)
+        return await super().request(subject, *args, **options)
+
+    async def _ask(self, question: str) -> None:
+        if self.unanswered is not None and question.endswith(self.unanswered):
+            self.asked.set()
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("question", ["PING", "_EVENTS", "_COMMANDS"])
+async def test_a_connection_is_replaced_although_the_watch_waits_for_an_answer_on_it(
+    shared_broker: NatsServer, prefix: str, question: str
+) -> None:
+    """The answer can no longer come: whoever waited for it would be away as long as it may take."""
+    made: list[_Unanswered] = []
+
+    def make_client() -> TolerantClient:
+        made.append(_Unanswered())
+        return made[-1]
+
+    async def replaced() -> bool:
+        return len(made) == 2 and bus.source.problem is None
+
+    session = SessionMeans(
+        make_client=make_client,
+        watch_interval_s=0.001,
+        look_interval_s=0.002,
+        answer_timeout_s=3_600,
+        step_timeout_s=3_600,
+    )
+    bus = new_bus(shared_broker.url, prefix, NatsMeans(session=session))
+    async with bus.running():
+        await until_connected(bus)
+        made[0].unanswered = question
+        async with asyncio.timeout(PATIENCE_S):
+            await made[0].asked.wait()
+        await made[0].close()
+        await until(replaced, "another connection")

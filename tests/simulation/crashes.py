@@ -236,6 +236,12 @@ STORIES: dict[str, Plan] = {
         ends_at=6.0,
         crash_from_s=5.1,
     ),
+    "an expiry in doubt": _plan(
+        _expiring(0.2, "acme", "order-1", -10.0, 1_000, 1),
+        faults=[Fault(0.19, "lost confirmations", 0.3, size=1.0)],
+        ends_at=6.0,
+        crash_from_s=5.1,
+    ),
     "letters that cannot be written": _plan(
         _schedule(0.2, "acme", "order-1", 0.25, 1),
         [hostile_message(Random(n), 0.2, "acme", "order-1", n) for n in (1, 2, 3)],

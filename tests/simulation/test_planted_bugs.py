@@ -24,7 +24,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "which event a timer gets is decided anew at each try": "a firing in doubt, until after it would expire",
     "a verdict is kept after the event is out": "timers that expire, and some that nearly do",
     "a verdict in doubt is taken back": "a firing in doubt, until after it would expire",
-    "an expiry has a fresh id each time": 206,
+    "an expiry has a fresh id each time": "an expiry in doubt",
     "if absent overwrites": "timers that expire, and some that nearly do",
     "a delay counts from the delivery": 70,
     "missing tenant filter on mark": "a broker that loses streams, consumer and permissions",

@@ -223,12 +223,17 @@ class Session:
             self.streams.look(await ensure_stream(jetstream, stream, self._options.replicas))
 
     async def _watch(self, client: TolerantClient) -> None:
-        """Wait until the connection or the consumer is gone; keep pulls going and streams in place."""
+        """Keep pulls going and streams in place until the connection or the consumer is gone."""
+        # Whatever is asked at that moment stays unanswered: to wait for it would only prolong the outage.
+        with suppress(Over):
+            await unless(self._signals.over, self._look_after(client))
+
+    async def _look_after(self, client: TolerantClient) -> None:
         jetstream = self._options.jetstream(client)
         sending = [wanted for wanted, _ in self._parts.sending]
         every = [*sending, self._parts.receiving[0]]
         look_at = self._means.elapsed_s() + self._means.look_interval_s
-        while not self._signals.over.is_set():
+        while True:
             is_missing = self._signals.stream_missing.is_set()
             if is_missing or self._means.elapsed_s() >= look_at:
                 self._signals.stream_missing.clear()
@@ -242,14 +247,13 @@ class Session:
                     # Only to look can wait: as long as messages come and go, the session is not over.
                     if is_missing:
                         raise
-            await self._pause(self._means.watch_interval_s)
+            await asyncio.sleep(self._means.watch_interval_s)
             self._complaints.look()
-            if not self._signals.over.is_set():
-                # A client can look connected on a dead socket: only an answer proves it alive. nats-py's own
-                # limit begins only once the question has found a place in its queue.
-                timeout_s = self._means.answer_timeout_s
-                await within(timeout_s + 1, client.flush(timeout=timeout_s))
-                await within(self._means.step_timeout_s, self._commands.keep_up(client))
+            # A client can look connected on a dead socket: only an answer proves it alive. nats-py's own
+            # limit begins only once the question has found a place in its queue.
+            timeout_s = self._means.answer_timeout_s
+            await within(timeout_s + 1, client.flush(timeout=timeout_s))
+            await within(self._means.step_timeout_s, self._commands.keep_up(client))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
