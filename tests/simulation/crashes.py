@@ -555,6 +555,8 @@ NEVER_WAITS = {
     ("adapters/sqlite/write_ahead_log.py", "self._questions.held_back()"): "only where somebody asks",
     ("service/run.py", "self._watch.observe()"): "the same",
     ("adapters/retrying.py", "self._store.count(now)"): "the same",
+    ("waiting.py", "asyncio.sleep(0)"): "only the page gives way, and it is not in the stories",
+    ("waiting.py", "self._free.wait()"): "the same",
     ("adapters/retrying.py", "async with AsyncExitStack()"): "what it leaves waits by itself",
     ("bootstrap.py", "_http(settings"): "the simulation has no HTTP",
     (
