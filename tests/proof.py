@@ -43,7 +43,7 @@ PARTS = (
     Part("crashes", fixed_s=600),
     Part("flow-crashes", fixed_s=240),
     Part("torture", size="MINUTES={n} KILLS={n}0", asked=50, asked_s=3_100),
-    Part("kills", fixed_s=70),
+    Part("kills", fixed_s=500),
     Part("power-cuts", size="CUTS={n}", asked=2_000, asked_s=1_000),
     Part("consumer-kills", size="WORKER_KILLS={n}", asked=200, asked_s=300),
     Part("flow-kills", size="FLOW_RUNS={n}0 FLOW_KILLS={n}", asked=100, asked_s=400),
