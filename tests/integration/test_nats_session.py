@@ -380,7 +380,7 @@ class _Unanswered(TolerantClient):
         self.unanswered: str | None = None
         self.asked = asyncio.Event()
 
-    async def flush(self, timeout: int = 10) -> None:
+    async def flush(self, timeout: int = 3_600) -> None:
         await self._ask("PING")
         await super().flush(timeout)
 
