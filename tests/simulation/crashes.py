@@ -325,6 +325,18 @@ STORIES: dict[str, Plan] = {
         batch_size=8,
         ends_at=0.8,
     ),
+    "many callbacks beside timers on the bus, which go first": _plan(
+        *(_schedule(0.15, "acme", f"order-{number}", 0.3 + number / 125, number) for number in range(1, 21)),
+        hooks=[
+            Hook(0.15, tenant, f"{receiver}-{number}", 0.3, receiver=receiver)
+            for number in range(8)
+            for tenant in ("acme", "globex", "umbrella")
+            for receiver in ("one", "two")
+        ],
+        batch_size=20,
+        net_latency_s=0.006,
+        ends_at=0.6,
+    ),
     "callbacks that move, expire, are given up and sent again": _plan(
         hooks=[
             Hook(0.15, "acme", "order-1", 0.25, later=(Want(0.2, SCHEDULE, 0.4),)),
@@ -555,8 +567,6 @@ NEVER_WAITS = {
     ("adapters/sqlite/write_ahead_log.py", "self._questions.held_back()"): "only where somebody asks",
     ("service/run.py", "self._watch.observe()"): "the same",
     ("adapters/retrying.py", "self._store.count(now)"): "the same",
-    ("waiting.py", "asyncio.sleep(0)"): "only the page gives way, and it is not in the stories",
-    ("waiting.py", "self._free.wait()"): "the same",
     ("adapters/retrying.py", "async with AsyncExitStack()"): "what it leaves waits by itself",
     ("bootstrap.py", "_http(settings"): "the simulation has no HTTP",
     (
@@ -586,6 +596,10 @@ NEVER_WAITS = {
     ("adapters/sqlite/deliveries.py", "forget_callbacks(connection, dropped)"): (
         "only where a callback is taken from its timer"
     ),
+    (
+        "adapters/sqlite/store.py",
+        "self._claiming[sink]",
+    ): "each sink has a loop, with one look at a time",
     ("adapters/sqlite/deliveries.py", "DUE_OF_LANE"): "only where hundreds wait for one receiver",
     ("workflows/deliver_callbacks.py", "lane=lane)"): "the same",
 }

@@ -43,6 +43,7 @@ class Rig:
         purge_batch: int = PURGE_BATCH,
         max_held_back: int = MAX_ENTRIES,
         sender: ScriptedSender | None = None,
+        gives_way_s: float = 0.005,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -60,6 +61,7 @@ class Rig:
             metrics=self.metrics,
             deliveries=self.store.deliveries,
             sender=sender,
+            gives_way_s=gives_way_s,
             elapsed_s=lambda: self.clock.elapsed_s,
         )
         self.service = Service(

@@ -456,6 +456,33 @@ async def test_attempts_that_may_begin_together_leave_room_for_others_between_th
     assert Counter(sender.rounds).most_common(1)[0][1] == MAX_BEGUN
 
 
+async def test_of_many_callbacks_few_begin_while_a_timer_on_the_bus_is_on_its_way() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender, gives_way_s=PATIENCE_S)
+    released = asyncio.Event()
+
+    async def held() -> None:
+        await released.wait()
+
+    rig.bus.meanwhile = held
+    await rig.keep(schedule("on-the-bus", 0))
+    for n in range(30):
+        await ask(rig, due_s=0, tenant=f"tenant-{n}")
+
+    async with rig.running():
+        async with asyncio.timeout(PATIENCE_S):
+            while len(sender.sent) < MAX_BEGUN:
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            begun = len(sender.sent)
+            released.set()
+            while len(sender.sent) < 30:
+                await asyncio.sleep(0)
+
+    assert begun == MAX_BEGUN
+
+
 class _Groups(MemoryDeliveries):
     """Deliveries that note how many outcomes are kept together."""
 

@@ -2,6 +2,7 @@
 
 from tests.support.timers import schedule
 from timer_service.adapters.sqlite.exclusion import Exclusion
+from timer_service.domain.callback import Sink
 
 ONE, OTHER = schedule("one").key, schedule("other").key
 
@@ -83,6 +84,17 @@ def test_requests_that_have_ended_leave_nothing_in_memory() -> None:
     for number in range(100):
         with exclusion.requesting([schedule(f"order-{number}").key]):
             pass
-    exclusion.begin_look()
 
-    assert (dict(exclusion._asking), exclusion._asked_since) == ({}, set())
+    assert (dict(exclusion._asking), exclusion._asked_since) == ({}, {})
+
+
+def test_a_look_for_one_sink_takes_no_note_away_from_one_for_another() -> None:
+    exclusion = Exclusion()
+    exclusion.begin_look(Sink.HTTP)
+    with exclusion.requesting([ONE]):
+        pass
+    exclusion.begin_look(Sink.BUS)
+
+    # It may have been one with a callback when the look began that has one.
+    assert exclusion.claim({ONE}, Sink.HTTP) == set()
+    assert exclusion.claim({ONE}, Sink.BUS) == {ONE}

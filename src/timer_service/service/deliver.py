@@ -50,6 +50,7 @@ class Delivering:
         self._elapsed_s = around.elapsed_s
         self._metrics = around.metrics
         self._work_log = around.work_log
+        self._bus_first, self._gives_way_s = around.before_callbacks, around.gives_way_s
         self._waiting = WaitingList(store, Lanes[TimerKey](slots))
         self._backoff = Backoff(around.chance)
         self._keep_backoff = Backoff(around.chance)
@@ -108,7 +109,9 @@ class Delivering:
                     continue
                 self._problems.pop("look", None)
                 self._backoff.reset()
-                if not self._waiting.is_behind:
+                if self._waiting.is_behind:
+                    await self._bus_first.given(self._gives_way_s)
+                else:
                     await self._clock.wait(self._sleep_s(), self._wake)
             await self._end_calls()
             self._ended.set()
@@ -148,7 +151,7 @@ class Delivering:
         """Begin attempts, a few in each round of the loop."""
         for number, claimed in enumerate(attempts):
             if number and number % MAX_BEGUN == 0:
-                await asyncio.sleep(0)
+                await self._bus_first.given(self._gives_way_s)
             call = tasks.create_task(self._call(claimed), name="callback")
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)

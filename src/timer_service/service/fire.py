@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -78,6 +78,8 @@ class Route:
     sink: EventSink
     fired: Callable[[FireReport, float], None]
     """Told of each batch, and of the seconds that it took."""
+    goes_first: bool
+    """Whether others with much to do give way to what is due now."""
 
 
 def over_the_bus(around: Surroundings) -> Route:
@@ -87,7 +89,7 @@ def over_the_bus(around: Surroundings) -> Route:
         around.metrics.fired(report, seconds)
         around.work_log.fired(report)
 
-    return Route(around.store, around.source, around.sink, fired)
+    return Route(around.store, around.source, around.sink, fired, goes_first=True)
 
 
 def over_http(around: Surroundings, handed_over: Callable[[Sequence[Event]], None]) -> Route:
@@ -98,7 +100,8 @@ def over_http(around: Surroundings, handed_over: Callable[[Sequence[Event]], Non
             around.metrics.handed_over(report)
             handed_over(report.confirmed)
 
-    return Route(HttpTimers(around.store), CommandsIfAnswered(around.source), HandOver(), fired)
+    source = CommandsIfAnswered(around.source)
+    return Route(HttpTimers(around.store), source, HandOver(), fired, goes_first=False)
 
 
 class Firing:
@@ -121,9 +124,11 @@ class Firing:
         self._source = route.source
         self._sink = route.sink
         self._fired = route.fired
+        self._goes_first = route.goes_first
         self._clock = around.clock
         self._questions = around.questions
-        self._right_of_way = around.right_of_way
+        self._right_of_way, self._bus_first = around.right_of_way, around.before_callbacks
+        self._gives_way_s = around.gives_way_s
         self._backoff = Backoff(around.chance)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
@@ -158,12 +163,14 @@ class Firing:
         draining = False
         while not self._stopping.is_set():
             limit = await self._unmarked.room(draining=draining)
+            if draining and not self._goes_first:
+                await self._bus_first.given(self._gives_way_s)
             # Before looking: a timer accepted from here on is either seen by the look or wakes us.
             self._wake.clear()
             self._sleeps_until, self._nothing_to_come = None, False
             self._looking()
             try:
-                with self._right_of_way.taken():
+                with self._right_of_way.taken(), self._before_callbacks(draining=draining):
                     report = await self._look(firings, limit)
                     draining = report.more
                     next_look_at = None if draining else await self._next_look(report)
@@ -176,6 +183,10 @@ class Firing:
             elif not report.confirmed and not report.failed:
                 # What is due is in the hands of requests: asking again at once would keep the store busy.
                 await self._clock.wait(LOOK_AGAIN_S, self._stopping)
+
+    def _before_callbacks(self, *, draining: bool) -> AbstractContextManager[None]:
+        """Go before others, but not with a backlog: that is not a matter of milliseconds either."""
+        return self._bus_first.taken() if self._goes_first and not draining else nullcontext()
 
     def stop(self) -> None:
         """End after the batch in hand."""

@@ -34,3 +34,7 @@ class Surroundings:
     elapsed_s: Callable[[], float] = time.monotonic
     right_of_way: RightOfWay = field(default_factory=RightOfWay)
     """Taken by what fires; whatever can wait asks for it."""
+    before_callbacks: RightOfWay = field(default_factory=RightOfWay)
+    """Taken by timers on the bus, where milliseconds count; callbacks that come in numbers ask for it."""
+    gives_way_s: float = 0.005
+    """How long callbacks wait at most, each time: beside a bus that is always busy they go on."""

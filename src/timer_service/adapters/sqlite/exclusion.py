@@ -18,8 +18,8 @@ class Exclusion:
     def __init__(self) -> None:
         self._claimed: set[TimerKey] = set()
         self._asking: Counter[TimerKey] = Counter()
-        self._asked_since: set[TimerKey] = set()
-        """Timers with a request under way since the look began, ended or not."""
+        self._asked_since: dict[Sink, set[TimerKey]] = {}
+        """By sink that looks: timers with a request under way since the look began, ended or not."""
         self._wanted: dict[Sink, set[TimerKey]] = {}
         """By sink: the looks of one find nothing of what those of another left out."""
 
@@ -28,7 +28,8 @@ class Exclusion:
         """Hold those of the timers that are open to requests, and give them back at the end."""
         closed = self._claimed.union(*self._wanted.values())
         held = [key for key in dict.fromkeys(keys) if key not in closed]
-        self._asked_since.update(held)
+        for asked_since in self._asked_since.values():
+            asked_since.update(held)
         self._asking.update(held)
         try:
             yield held
@@ -36,15 +37,15 @@ class Exclusion:
             self._asking.subtract(held)
             self._asking = +self._asking  # Entries of zero would stay forever.
 
-    def begin_look(self) -> Collection[TimerKey]:
+    def begin_look(self, sink: Sink = Sink.BUS) -> Collection[TimerKey]:
         """Note every request from here on; return what is claimed, which the look has to leave out."""
         # With those under way: one may end before the reading does, and the reading not see it.
-        self._asked_since = set(self._asking)
+        self._asked_since[sink] = set(self._asking)
         return self._claimed
 
     def claim(self, found: Collection[TimerKey], sink: Sink = Sink.BUS) -> set[TimerKey]:
         """Claim what a look has found, but for the timers of requests since it began; return the claimed."""
-        self._wanted[sink] = self._asked_since.intersection(found)
+        self._wanted[sink] = self._asked_since.pop(sink, set()).intersection(found)
         claimed = set(found) - self._wanted[sink]
         self._claimed |= claimed
         return claimed

@@ -90,7 +90,8 @@ class SqliteTimerStore:
         self._looks = {sink: Looks(self._read, limits, sink) for sink in Sink}
         self._pending = PendingCount(questions, writing)
         self._writer = Writer(ownership, writer, writing, self._log, self._pending, self._saved)
-        self._claiming = asyncio.Lock()
+        # One for each sink: a look for a few timers on the bus does not wait for one for many callbacks.
+        self._claiming = {sink: asyncio.Lock() for sink in Sink}
         self.marks = Marks(writer, self._writer.transaction)
         self.deliveries = SqliteDeliveries(self._writer, self._read_deliveries, questions)
         self.sealed_headers = SqliteSealedHeaders(self._writer, self._read_deliveries)
@@ -147,8 +148,8 @@ class SqliteTimerStore:
     ) -> AsyncIterator[Claim]:
         """Read what is due: this process owns the file, so only its own other claims have to be left out."""
         looks = self._looks[sink]
-        async with self._claiming:
-            claimed_before = self._exclusion.begin_look()
+        async with self._claiming[sink]:
+            claimed_before = self._exclusion.begin_look(sink)
             found, more = await looks.find(now, limit, claimed_before, held_back)
             keys = {row[:2] for row in found}
             claimed = self._exclusion.claim(keys, sink)
