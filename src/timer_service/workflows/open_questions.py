@@ -13,17 +13,18 @@ class OpenQuestions:
     """
 
     def __init__(self) -> None:
-        self._open: set[asyncio.Event] = set()
+        self._open: dict[asyncio.Event, None] = {}
+        """Oldest first. A set has the order of addresses: no seed of the simulation would repeat."""
 
     @contextmanager
     def asking(self) -> Iterator[None]:
         """Hold back acknowledgements while the block runs."""
         answered = asyncio.Event()
-        self._open.add(answered)
+        self._open[answered] = None
         try:
             yield
         finally:
-            self._open.remove(answered)
+            del self._open[answered]
             answered.set()
 
     async def answered(self) -> None:
