@@ -36,7 +36,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "no bound on what is published and not marked": 21,
     "what was changed before its mark is not looked for": 264,
     "missing tenant filter on get": 1,
-    "wake-up checked before waiting": 45,
+    "wake-up checked before waiting": 214,
     "cancel without tombstone": "an orderly stop with work in hand, and retention",
     "due time rounded down": 0,
     "a new due time keeps the generation": "a first start, commands, and more due than a batch",

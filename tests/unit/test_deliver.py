@@ -35,8 +35,11 @@ from timer_service.ports.delivery_store import (
     WaitingDelivery,
 )
 from timer_service.service.deliver import MAX_BEGUN, MAX_KEPT
+from timer_service.service.fire import HAND_OVER_PAUSE_S, Firing, over_http
 from timer_service.testing import ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
+from timer_service.waiting import owned
+from timer_service.workflows.hold_back import HoldBack
 
 CALLBACK = Callback("https://shop.example/hooks")
 FAIL = Answered(500)
@@ -303,6 +306,46 @@ async def test_an_outcome_that_cannot_be_kept_is_kept_later_and_not_sent_again()
         assert rig.service.health().problems == {}
 
     assert (len(sender.sent), state(rig)) == (1, DeliveryState.DELIVERED)
+
+
+async def test_what_comes_due_right_after_a_hand_over_waits_for_the_next_one() -> None:
+    rig = Rig(sender=ScriptedSender())
+    handed_over: list[list[str]] = []
+    route = over_http(rig.around, lambda events: handed_over.append([str(e.service_call_id) for e in events]))
+    firing = Firing(
+        rig.around,
+        poll_interval_s=POLL_S,
+        batch_size=10,
+        precise_wakeup=True,
+        catch_up=timedelta(0),
+        hold_back=HoldBack(10),
+        looking=lambda: None,
+        route=replace(route, pause_s=3_600),
+    )
+    for n in (1, 2):
+        await ask(rig, f"order-{n}", n)
+
+    async with asyncio.TaskGroup() as firings, owned(firing.run(firings)):
+        await pass_time(rig, 1)
+        async with asyncio.timeout(PATIENCE_S):
+            while not handed_over:
+                await asyncio.sleep(0)
+        await pass_time(rig, POLL_S)
+
+    assert handed_over == [["order-1"]]
+
+
+def test_only_where_one_writer_serves_all_hand_overs_pause() -> None:
+    rig = Rig(sender=ScriptedSender())
+    one_writer = MemoryDeliveries(rig.store.timers)
+    one_writer.gathers_s = 0.02
+
+    pauses = [
+        over_http(replace(rig.around, deliveries=deliveries), lambda _: None).pause_s
+        for deliveries in (rig.store.deliveries, one_writer)
+    ]
+
+    assert pauses == [0.0, HAND_OVER_PAUSE_S]
 
 
 class _SharedDeliveries(MemoryDeliveries):

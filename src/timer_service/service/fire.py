@@ -24,6 +24,8 @@ from timer_service.workflows.schedule_timers import ScheduleReport
 
 LOOK_AGAIN_S: Final = 0.02
 """The pause before another look if timers are due and none of them could be claimed."""
+HAND_OVER_PAUSE_S: Final = 0.003
+"""After callbacks were handed over, where one writer serves all: those due meanwhile share the next look."""
 MIN_UNMARKED: Final = 2
 """However small a batch is, one timer can be published while another is marked."""
 
@@ -80,6 +82,8 @@ class Route:
     """Told of each batch, and of the seconds that it took."""
     goes_first: bool
     """Whether others with much to do give way to what is due now."""
+    pause_s: float = 0.0
+    """Between two batches."""
 
 
 def over_the_bus(around: Surroundings) -> Route:
@@ -100,8 +104,15 @@ def over_http(around: Surroundings, handed_over: Callable[[Sequence[Event]], Non
             around.metrics.handed_over(report)
             handed_over(report.confirmed)
 
-    source = CommandsIfAnswered(around.source)
-    return Route(HttpTimers(around.store), source, HandOver(), fired, goes_first=False)
+    gathers = around.deliveries is not None and around.deliveries.gathers_s
+    return Route(
+        HttpTimers(around.store),
+        CommandsIfAnswered(around.source),
+        HandOver(),
+        fired,
+        goes_first=False,
+        pause_s=HAND_OVER_PAUSE_S if gathers else 0.0,
+    )
 
 
 class Firing:
@@ -125,6 +136,7 @@ class Firing:
         self._sink = route.sink
         self._fired = route.fired
         self._goes_first = route.goes_first
+        self._pause_s = route.pause_s
         self._clock = around.clock
         self._questions = around.questions
         self._right_of_way, self._bus_first = around.right_of_way, around.before_callbacks
@@ -178,6 +190,9 @@ class Firing:
                 await self._clock.wait(self._backoff.next_s(), self._stopping)
                 continue
             self._backoff.reset()
+            if report.confirmed and self._pause_s:
+                # Not by our clock: a virtual one stands still while there is something to do.
+                await asyncio.sleep(self._pause_s)
             if not draining:
                 await self._sleep_until(next_look_at, report.looked_at)
             elif not report.confirmed and not report.failed:
