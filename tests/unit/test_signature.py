@@ -1,13 +1,16 @@
 """Signatures, checked by others' programs."""
 
 import base64
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from tests.support.callbacks import request_to
+from timer_service.adapters.webhook.message import build_message
 from timer_service.adapters.webhook.signature import (
     SigningKey,
     new_key,
@@ -18,6 +21,7 @@ from timer_service.adapters.webhook.signature import (
 from timer_service.domain.callback import Signing
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+URL = "https://shop.example.com/hooks/orders"
 BODY = '{"total": 12.50, "name": "Zoë"}'
 
 
@@ -33,6 +37,22 @@ def test_an_hmac_signature_is_that_of_the_standard_webhooks_package() -> None:
         package.verify(BODY.replace("12", "13"), headers)
     with pytest.raises(WebhookVerificationError):
         Webhook(new_key(Signing.HMAC).private_text).verify(BODY, headers)
+
+
+def test_a_later_attempt_has_the_same_id_and_bytes_and_is_signed_for_its_own_time() -> None:
+    key = new_key(Signing.HMAC)
+    first = request_to(URL)
+    later = replace(first, sent_at=first.sent_at + timedelta(hours=45), attempt=10)
+
+    before, after = [build_message(request, URL, (), [key]) for request in (first, later)]
+
+    assert after.body == before.body
+    assert after.headers["webhook-id"] == before.headers["webhook-id"]
+    assert after.headers["webhook-timestamp"] == str(int(later.sent_at.timestamp()))
+    # A receiver refuses what was signed minutes ago: an old signature would fail every late attempt.
+    assert after.headers["webhook-signature"] == Webhook(key.private_text).sign(
+        after.headers["webhook-id"], later.sent_at, after.body.decode()
+    )
 
 
 def test_an_ed25519_signature_is_valid_for_another_library() -> None:
