@@ -94,6 +94,10 @@ class Process:
         self.thaw()
         self._machine.disk.process_died(self)
         self._machine.nats.process_died(self)
+        self.cancel_tasks()
+
+    def cancel_tasks(self) -> None:
+        """End what still runs of it."""
         for task in self.tasks:
             task.cancel()
 

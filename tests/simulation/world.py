@@ -40,6 +40,8 @@ MAX_RETRY_S = 3600.0
 MOST_POLLS_A_SECOND = 3.0
 MOST_STEPS_A_SECOND = 60.0
 MOST_LOG_BYTES = 8 * 1024 * 1024
+MOST_CANCELS = 3
+"""How often the tasks of a killed process are cancelled until they have to be gone."""
 MOST_TASKS = 40
 MOST_ENTRIES = 16
 """This many entries a container of the service may hold while nothing happens."""
@@ -268,9 +270,15 @@ class World:
         self._down_until = self.loop.time() + down_for
         self.loop.world_at(self.loop.time() + down_for, self._start_after, process)
 
-    def _start_after(self, process: Process) -> None:
+    def _start_after(self, process: Process, cancels: int = 1) -> None:
         if not process.is_gone:
-            raise RuntimeError(f"tasks outlive their process: {[t for t in process.tasks if not t.done()]}")
+            if cancels == MOST_CANCELS:
+                left = [task for task in process.tasks if not task.done()]
+                raise RuntimeError(f"tasks outlive their process: {left}")
+            # `asyncio.wait_for` swallows a cancellation that comes together with its result (Python 3.11).
+            process.cancel_tasks()
+            self.loop.world_at(self.loop.time(), self._start_after, process, cancels + 1)
+            return
         self.start_process()
         if self.plan.crash is not None and self.plan.crash.again_in is not None and self.tally.crashes == 1:
             self.crash_in(self.plan.crash.again_in, self.plan.crash.down_for)
