@@ -66,6 +66,8 @@ class Story:
     accepted_s: float | None = None
     """When a tenant was told that it is scheduled."""
     cancelled: bool = False
+    asked_again: bool = False
+    """Whether a schedule that takes back a cancel is on its way: it counts from its commit on."""
     in_doubt: bool = False
     """Whether a tenant gave up asking."""
     again_in_s: float = 0.0
@@ -85,6 +87,7 @@ class Story:
         """Take note of a request that is on its way."""
         self.sent_before = bool(self.attempts)
         if want.kind == SCHEDULE:
+            self.asked_again = not want.if_absent
             self.hoped_ms = None if _ms(want.due_s) in self.dues_ms else _ms(want.due_s)
             self.dues_ms.add(_ms(want.due_s))
         elif want.kind == RETRY:
@@ -95,6 +98,7 @@ class Story:
 
     def answered(self, want: Want, outcome: Outcome) -> None:
         """Check a definite answer to a request about the timer."""
+        self.asked_again = False
         if want.kind == CANCEL:
             self.cancelled = outcome in _CANCELLED
             if self.cancelled and self.attempts:
@@ -134,7 +138,7 @@ class Story:
             self._violated("I4", f"a request for {due_ms}, but it was asked for {self.dues_ms}")
         if now_ms < due_ms:
             self._violated("I2", "a request before the due time")
-        if self.cancelled:
+        if self.cancelled and not self.asked_again:
             self._violated("I4", "a request after `cancelled` was answered")
         if self.id not in (None, request.id):
             self._violated("I3", f"{request.id} is another id than {self.id}")
