@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing doubled, whoever dies, and when."""
+"""Nothing is lost and nothing doubled, whichever process dies and whenever."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Whoever asks while the service stops is answered, refused, or told that nobody is there."""
+"""A caller that asks while the service stops is answered, refused, or told that nobody is there."""
 
 import asyncio
 import json

@@ -533,7 +533,7 @@ async def test_a_purge_spares_what_waits_and_forgets_all_of_the_rest(store: Stor
 
 
 async def test_a_cancel_and_the_hand_over_never_both_happen(store: Store) -> None:
-    """Whoever is told `cancelled` never has a delivery; whoever has one was told that it is too late."""
+    """A timer reported as `cancelled` never has a delivery; for one that has, the cancel came too late."""
     names = [f"order-{n}" for n in range(40)]
     for name in names:
         await ask(store, name, 1)

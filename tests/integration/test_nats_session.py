@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import nats
 import pytest
@@ -29,6 +30,8 @@ from timer_service.adapters.nats.session import SessionMeans
 from timer_service.domain.errors import BusUnavailable, StoreBusy
 from timer_service.ports.event_sink import Published
 from timer_service.testing import ManualClock, MemoryTimerStore
+
+Client = TypeVar("Client", bound=TolerantClient)
 
 
 class StoppedWire(Wire):
@@ -334,6 +337,41 @@ async def test_the_late_end_of_an_earlier_connection_harms_no_part_of_the_presen
     assert "broker.unavailable" not in [line["event"] for line in log]
 
 
+class _Watched(Generic[Client]):
+    """A bus under a watch that is busy all the time: it asks, keeps up, and looks after the streams."""
+
+    def __init__(self, new_client: type[Client], *, timeout_s: int) -> None:
+        self._new_client = new_client
+        self._made: list[Client] = []
+        self._session = SessionMeans(
+            make_client=self._make_client,
+            watch_interval_s=0.001,
+            look_interval_s=0.002,
+            answer_timeout_s=timeout_s,
+            step_timeout_s=timeout_s,
+        )
+
+    @asynccontextmanager
+    async def connected(self, server: str, prefix: str) -> AsyncIterator[Client]:
+        """Run the bus and yield its first client, once connected."""
+        self._bus = new_bus(server, prefix, NatsMeans(session=self._session))
+        async with self._bus.running():
+            await until_connected(self._bus)
+            yield self._made[0]
+
+    async def until_replaced(self) -> None:
+        """Wait until a second client has taken the place of the first."""
+
+        async def replaced() -> bool:
+            return len(self._made) == 2 and self._bus.source.problem is None
+
+        await until(replaced, "another connection")
+
+    def _make_client(self) -> Client:
+        self._made.append(self._new_client())
+        return self._made[-1]
+
+
 class _FullClient(TolerantClient):
     """A client whose queue to the socket is full as soon as a test says so."""
 
@@ -348,28 +386,11 @@ class _FullClient(TolerantClient):
 async def test_a_connection_whose_queue_is_full_is_given_up_by_the_watch(
     shared_broker: NatsServer, prefix: str
 ) -> None:
-    made: list[_FullClient] = []
+    watched = _Watched(_FullClient, timeout_s=1)
 
-    def make_client() -> TolerantClient:
-        made.append(_FullClient())
-        return made[-1]
-
-    async def replaced() -> bool:
-        return len(made) == 2 and bus.source.problem is None
-
-    # Wherever the watch is at that moment: it asks, keeps up, and looks after the streams, all the time.
-    session = SessionMeans(
-        make_client=make_client,
-        watch_interval_s=0.001,
-        look_interval_s=0.002,
-        answer_timeout_s=1,
-        step_timeout_s=1,
-    )
-    bus = new_bus(shared_broker.url, prefix, NatsMeans(session=session))
-    async with bus.running():
-        await until_connected(bus)
-        made[0].full = True
-        await until(replaced, "another connection")
+    async with watched.connected(shared_broker.url, prefix) as client:
+        client.full = True
+        await watched.until_replaced()
 
 
 class _Unanswered(TolerantClient):
@@ -398,28 +419,12 @@ class _Unanswered(TolerantClient):
 async def test_a_connection_is_replaced_although_the_watch_waits_for_an_answer_on_it(
     shared_broker: NatsServer, prefix: str, question: str
 ) -> None:
-    """The answer can no longer come: whoever waited for it would be away as long as it may take."""
-    made: list[_Unanswered] = []
+    """The answer can no longer come: waiting for it would keep the service away until the time limit."""
+    watched = _Watched(_Unanswered, timeout_s=3_600)
 
-    def make_client() -> TolerantClient:
-        made.append(_Unanswered())
-        return made[-1]
-
-    async def replaced() -> bool:
-        return len(made) == 2 and bus.source.problem is None
-
-    session = SessionMeans(
-        make_client=make_client,
-        watch_interval_s=0.001,
-        look_interval_s=0.002,
-        answer_timeout_s=3_600,
-        step_timeout_s=3_600,
-    )
-    bus = new_bus(shared_broker.url, prefix, NatsMeans(session=session))
-    async with bus.running():
-        await until_connected(bus)
-        made[0].unanswered = question
+    async with watched.connected(shared_broker.url, prefix) as client:
+        client.unanswered = question
         async with asyncio.timeout(PATIENCE_S):
-            await made[0].asked.wait()
-        await made[0].close()
-        await until(replaced, "another connection")
+            await client.asked.wait()
+        await client.close()
+        await watched.until_replaced()

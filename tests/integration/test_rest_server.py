@@ -74,7 +74,7 @@ async def test_connections_beyond_the_bound_are_told_to_come_again_and_closed() 
         async with serving_api(site.app, place, max_connections=2), asyncio.timeout(PATIENCE_S):
             silent = [await asyncio.open_connection(*place.getsockname()) for _ in range(2)]
             answers = []
-            for _ in range(3):  # Whoever is silent is not asked for a request first.
+            for _ in range(3):  # Refused at once, without waiting for a request.
                 reader, writer = await asyncio.open_connection(*place.getsockname())
                 answers.append(await reader.read())
                 writer.close()

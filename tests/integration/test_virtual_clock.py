@@ -172,7 +172,7 @@ async def test_time_waits_for_a_handler_that_is_still_at_work(shared_broker: Nat
         await other.schedule("order-1", START + DAY)
         walking = asyncio.ensure_future(virtual.walk.advance_to(START + 9 * DAY))
         await begun.wait()
-        for _ in range(50):  # Time enough to go on for whoever does not wait.
+        for _ in range(50):  # Enough for a walk that does not wait to go on.
             await other.client.flush()
         stood_at = virtual.walk.now()
         may_end.set()

@@ -35,7 +35,7 @@ EXPLAINED: dict[str, str] = {
     (
         "src/timer_service/adapters/sqlite/deliveries.py: : WRITE_RECORDS: Final = tuple( (289): "
         "'True' becomes 'False'"
-    ): "both lists have three entries: being strict stops whoever changes one of them",
+    ): "both lists have three entries: being strict guards against a change to only one of them",
     (
         "src/timer_service/adapters/postgres/claim.py: PostgresClaim._end: await roll_back(connection) (0): "
         "'await roll_back(connection)' becomes 'pass'"

@@ -44,7 +44,7 @@ class Place:
     """The names of the class and the function around it."""
     is_run_at_import: bool
     lines: range
-    """Whoever runs any of these runs it."""
+    """A test that runs any of these lines runs the mistake."""
     start: int
     """In bytes."""
     text: str
@@ -197,7 +197,7 @@ def _of_node(text: _Text, node: ast.AST) -> Iterator[Change]:
 def _without_effect(tree: ast.Module) -> set[int]:
     """Return the nodes that change nothing of what a program does: annotations, docstrings, promises.
 
-    That a class is frozen or has slots stops whoever writes the program, not whoever uses it.
+    Frozen classes and slots guard against mistakes of programmers; a program runs the same without them.
     """
     left_out: set[int] = set()
     for node in ast.walk(tree):

@@ -48,7 +48,7 @@ class Tested:
 
     def _runs(self, lines: dict[str, list[int]], mistake: Mistake) -> bool:
         if mistake.place.is_run_at_import:
-            # Imported once for all: whoever runs the module, or one that uses it, has to do with it.
+            # Imported once for all tests: any that runs the module, or one that uses it, may notice.
             return any(module in lines for module in (str(mistake.path), *self._users(mistake.path)))
         return not set(mistake.place.lines).isdisjoint(lines.get(str(mistake.path), ()))
 

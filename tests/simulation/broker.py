@@ -126,7 +126,7 @@ class Consumer:
 
 
 class Watcher(Protocol):
-    """Whoever is told what the broker sees."""
+    """Is told what the broker sees."""
 
     def commands_created(self, created_us: int) -> None: ...
     def command_stored(self, stored: Stored) -> None: ...
@@ -200,7 +200,7 @@ class Broker:
         return True
 
     def request(self, message: Message) -> bool:
-        """Send a request to whoever answers the subject; False where nobody does."""
+        """Send a request to the subject's responder; return False if there is none."""
         if not self.up:
             return False
         takers = [link for link in self.links if link.interest(message.subject)]

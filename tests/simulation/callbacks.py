@@ -111,7 +111,7 @@ class Callbacks:
     def _want(self, stories: Sequence[Story], want: Want | None) -> None:
         for story in stories:
             story.wants.append(want or next(story.hook.wants()))
-        # One thing at a time: whoever waits for an answer asks for nothing else meanwhile.
+        # One thing at a time: a caller that waits for an answer asks for nothing else meanwhile.
         if all(len(story.wants) == 1 for story in stories):
             self._ask(stories)
 

@@ -323,7 +323,7 @@ class World:
         # Whose event was lost may be cancelled before it has done anything.
         if effects != sorted(wanted) and not (self.plan.loses_event and effects == sorted(wanted[1:])):
             self.problems.append(f"transactions: {effects}")
-        # Steps may have been under way in as many runs as are in hand; whoever ends in order repeats none.
+        # Each run in hand may have had a step under way; a worker that shuts down in order repeats none.
         repeats = sum(number - 1 for number in Counter(self.done).values())
         if repeats > (0 if self.plan.stops else 4 * self.deaths):
             self.problems.append(f"steps: {self.done}")

@@ -70,7 +70,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._moment
 
     def world_at(self, moment: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """Call back at a moment as part of the world, whoever asks for it."""
+        """Call back at a moment as part of the world, in whatever context the call was made."""
         return self.call_at(max(moment, self._moment), callback, *args, context=self._world)
 
     def world_soon(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
@@ -103,7 +103,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _step(self, handle: asyncio.Handle) -> None:
         self._steps_at_this_instant += 1
         if self._steps_at_this_instant > MOST_STEPS_AT_ONE_INSTANT:
-            self._ready.appendleft(handle)  # Whoever waits for this step must still be able to end.
+            self._ready.appendleft(handle)  # A task that waits for this step must still be able to end.
             raise BusyLoop(f"{self._steps_at_this_instant} steps at one instant, the next is {handle!r}")
         self.steps += 1
         if self.before_step is not None:

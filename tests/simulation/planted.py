@@ -76,7 +76,7 @@ def sql(name: str, old: str, new: str, owner: ModuleType = statements) -> Change
 
 
 def _as_imported(owner: ModuleType, name: str, by: ModuleType) -> Change:
-    """Let whoever has imported the function under its own name use what was planted."""
+    """Plant the bug also in a module that has imported the function by name."""
 
     def plant(stack: ExitStack) -> None:
         stack.enter_context(patch.object(by, name, getattr(owner, name)))

@@ -300,7 +300,7 @@ class Connection:
         return not self._is_closed and bool(self.real.is_in_transaction())
 
     def terminate(self) -> None:
-        """Close it, as whoever uses it does."""
+        """Close it, as the code that uses it does."""
         self._end(asyncpg.InterfaceError("connection is closed"))
 
     def lose(self) -> None:

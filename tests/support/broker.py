@@ -43,7 +43,7 @@ class NatsServer:
     """One nats-server process with JetStream on; its port and data survive a restart."""
 
     def __init__(self, folder: Path, config: str = "", *, guarded: bool = False) -> None:
-        """With `guarded`, whoever logs in as the service has the shipped permissions and no more."""
+        """With `guarded`, the service's user has the shipped permissions and no more."""
         self.folder = folder
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"

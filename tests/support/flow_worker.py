@@ -47,7 +47,7 @@ class Note:
 
 
 class Notes:
-    """A file that all processes append to; a line is there as soon as it is written, whoever dies then."""
+    """A file that all processes append to; a written line survives the death of its writer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

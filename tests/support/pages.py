@@ -51,7 +51,7 @@ class Courtesy(RightOfWay):
 
 @dataclass
 class Pages:
-    """A page, and whoever visits it."""
+    """A page and its visitors."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     site: Site = field(default_factory=Site)

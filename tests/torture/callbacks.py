@@ -177,7 +177,7 @@ async def _kill(site: Site, number: int) -> float | None:
         receiver.watched = {}
         if not alone:
             await asyncio.to_thread(service.restart)
-        # Whoever had nothing under way would be killed again before it is up, and so on forever.
+        # A service with nothing under way would be killed again before it is up, and so on forever.
         await asyncio.to_thread(service.wait_for_log, "service.started")
 
 

@@ -41,7 +41,7 @@ from timer_client.flows import Flows, RunState
 WORKERS = 2
 STEPS = ("charge", "book", "ship")
 MAX_OPEN = 60
-"""Runs that are under way at a time: whoever dies has something in hand."""
+"""Runs that are under way at a time: a worker that is killed has something in hand."""
 MAX_SLEEP_MS = 2_000
 MAX_LIFE_S = 3.0
 MAX_STEPS = 30

@@ -631,7 +631,7 @@ async def test_a_callback_that_was_accepted_here_is_sent_at_its_due_time() -> No
 
 
 async def test_a_callback_that_another_instance_has_accepted_is_sent_at_its_due_time() -> None:
-    """Whoever hears of a timer does not know how it fires: one with a callback that comes later tells."""
+    """The news of a timer does not say whether it has a callback."""
     rig = Rig(sender=(sender := ScriptedSender()))
     await ask(rig, "order-2", 3)
 

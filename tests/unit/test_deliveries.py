@@ -1,4 +1,4 @@
-"""Questions about callbacks: whoever asks is answered, and the service knows what ends it."""
+"""Questions about callbacks: every caller gets an answer, and the service hears of fatal errors."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime

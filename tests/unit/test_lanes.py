@@ -276,5 +276,5 @@ def test_a_tenant_gets_in_line_once_for_each_of_its_turns() -> None:
 
     assert len(lanes.take(0.0)) == 100
 
-    # Whoever stood there twice would get in line again and again in the same look, each time twice.
+    # A tenant listed twice would queue again and again in the same look, twice each time.
     assert lanes._count == 100

@@ -36,7 +36,7 @@ _PUT_INTO = re.compile(r"^vars\(|\.__dict__$|^sys\.modules$")
 
 PATCHED = {
     ("test_sqlite_store.py", "os.pwrite"): "a disk that is full",
-    ("planted.py", "by.name"): "plants bugs in whoever imported the function",
+    ("planted.py", "by.name"): "plants bugs in modules that imported the function",
     ("planted.py", "owner.name"): "plants bugs",
     ("forked.py", "sys.argv"): "the arguments of a process that is about to start",
     ("flow_worker.py", "time.time_ns"): "the wall clock of a worker, a year off",

@@ -19,7 +19,7 @@ class NotOpened(Exception):
 class SecretKeys:
     """The keys of TIMER_SECRET_KEYS: the first seals, all open (XChaCha20-Poly1305).
 
-    Without any, nothing opens; only whoever seals needs one.
+    Without any, nothing opens; sealing needs at least one.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:

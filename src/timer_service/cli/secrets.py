@@ -163,7 +163,7 @@ def _with_keyring(work: Callable[["Keyring"], Awaitable[T]], *, make: bool = Tru
 async def open_keyring(*, make: bool = True) -> AsyncIterator["Keyring"]:
     """Open the secrets that the settings name, also while a service is at work.
 
-    Whoever only looks makes no file of keys (`make`).
+    Without `make`, a missing file of keys is not created: a command that only reads has no need of one.
     """
     # Here, because they take time that no other command has to wait for.
     from timer_service.adapters.sealing import NotOpened  # noqa: PLC0415

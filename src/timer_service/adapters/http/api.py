@@ -23,7 +23,7 @@ RECEIVE_TIMEOUT_S: Final = 10.0
 """From the head of a request to the last byte of its body."""
 MAX_QUERY_BYTES: Final = 8_192
 TOO_MANY_AFTER_S: Final = 0.1
-"""How long a 429 is held back: whoever waits for its answers floods us no faster than that."""
+"""How long a 429 is held back: a client that waits for its answers can flood us no faster than that."""
 MAX_HELD_BACK: Final = 256
 """Answers that are held back at once; beyond it they go out immediately."""
 _JSON: Final = "application/json"
@@ -263,7 +263,7 @@ class ApiApp:
     def _call_next(self) -> None:
         while (taken := self._turns.take()) is not None:
             tenant_id, turn = taken
-            if turn.done():  # Whoever waited has gone.
+            if turn.done():  # The caller has gone away.
                 self._turns.done(tenant_id)
             else:
                 turn.set_result(None)

@@ -35,7 +35,7 @@ READ_AT_ONCE: Final = 20
 """Callbacks of a page that are in memory together, bodies and all, of which a list shows nothing."""
 UPDATE_TRIES: Final = 10
 HEALTH_TIMEOUT_S: Final = 4.0
-"""A store that takes longer to answer counts as gone: whoever asks for health waits five seconds."""
+"""A store that takes longer to answer counts as gone: callers of this dialect wait five seconds."""
 _MESSAGES: Final = {"not-found": "timer not found", "unauthorized": "unauthorized"}
 _CALLBACK: Final = {
     "callback_url": "url",

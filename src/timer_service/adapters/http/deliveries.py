@@ -112,7 +112,7 @@ class DeliveryHandlers:
         count = await self._deliveries.retry_all(query)
         content: dict[str, Any] = {"retried": count, "more": len(found) == asked.limit}
         if content["more"]:
-            # What fails again at once is found again: whoever goes on from here does not meet it.
+            # A retry that fails at once would be found again; a caller that continues from here skips it.
             content["cursor"] = write_cursor(found[-1].opened_at, found[-1].service_call_id)
         return Answer(200, wire.write_json(content))
 

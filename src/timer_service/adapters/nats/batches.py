@@ -65,9 +65,9 @@ class Batches:
         self._settle(None)
 
     async def publish(self, messages: Sequence[Outgoing], timeout_s: float) -> PublishResult | None:
-        """Send messages as one batch; return what became of all, None if it is not the same of all.
+        """Send messages as one batch; return the result they all share, or None.
 
-        Whoever gets None sends them again, one by one: what the stream has already, it drops by its id.
+        After None the caller sends them again, one by one: the stream drops, by id, what it already has.
         """
         if self._client is None:
             return self._lost

@@ -102,7 +102,7 @@ class NatsBus:
                 writer.cancel()
 
     async def _give_back(self) -> None:
-        """Let the broker deliver what we have not begun with to whoever comes next, at once."""
+        """Let the broker deliver what we have not begun to another instance, at once."""
         unbegun = [*self.inbox.buffer.take_all(), *self.letters.take_all()]
         await self._replies.send([(message, b"-NAK") for message in unbegun])
 

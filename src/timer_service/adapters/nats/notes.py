@@ -1,4 +1,4 @@
-"""What is remembered of requests: counts for whoever asks, and one log line per change of state."""
+"""What is remembered of requests: counts for `$SRV.STATS`, and one log line per change of state."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable

@@ -1,6 +1,6 @@
 """Deliveries in the SQLite file of the timers.
 
-One process owns the file, so a claim is a plain read: whoever claims knows what it holds, and after a crash
+One process owns the file, so a claim is a plain read: the claimant knows what it holds, and after a crash
 everything that waits is free.
 """
 

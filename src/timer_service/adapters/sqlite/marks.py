@@ -110,7 +110,7 @@ class Marks:
         if sink is Sink.BUS and len(events) < FEW:
             await asyncio.sleep(self._gather_s)
         async with self._turn:
-            # Whoever had the turn before may have done this too.
+            # The previous holder of the turn may have marked these as well.
             if mark.marked is None and mark.error is None:
                 await self._mark_all()
         if mark.error is not None:
@@ -146,7 +146,7 @@ class Marks:
             error = failed
             group = group or list(self._waiting)
             counts = [0] * len(group)
-        # Whoever is cancelled before this leaves its group to the next.
+        # A caller that is cancelled before this line leaves its group to the next one.
         del self._waiting[: len(group)]
         for mark, count in zip(group, counts, strict=True):
             mark.marked, mark.error = count, error

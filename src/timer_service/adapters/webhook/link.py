@@ -62,8 +62,8 @@ class Link(asyncio.Protocol):
     async def exchange(self, request: bytes, *, head_only: bool = False) -> Answered:
         """Send a request and return its answer. Raises ClosedEarly and NotHttp.
 
-        The body is read to its end if it is small, so that the connection can be used again. Whoever gives up
-        finds in `answer` what has come.
+        The body is read to its end if it is small, so that the connection can be used again. A caller that
+        gives up finds in `answer` what has arrived so far.
         """
         if not self.is_reusable:
             raise ClosedEarly(is_silent=True)

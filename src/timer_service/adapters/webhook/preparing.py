@@ -51,7 +51,7 @@ class Preparer:
 class HttpCallbackPreview:
     """Shows callbacks as they would be sent.
 
-    It looks names up in turns of its own: whoever asks for many holds up no delivery.
+    It has its own turns for looking up names, so a caller that asks for many previews delays no delivery.
     """
 
     def __init__(self, preparer: Preparer, *, has_proxy: bool = False, look_up: LookUp = look_up) -> None:

@@ -110,7 +110,7 @@ class RememberedNames:
         if asked is None:
             asked = self._asked[target.origin] = asyncio.ensure_future(self._ask(target))
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # Shielded: whoever gives up does not spoil it for the others. It ends by itself in a few seconds.
+        # Shielded: a caller that gives up does not cancel it for the others. It ends by itself in seconds.
         return await asyncio.shield(asked)
 
     async def _ask(self, target: Target) -> list[str]:

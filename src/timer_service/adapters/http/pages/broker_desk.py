@@ -1,4 +1,4 @@
-"""What there is around the service, asked for beside the visits: nobody waits for whoever may answer."""
+"""What surrounds the service, asked for in the background: no visit waits for an answer from elsewhere."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

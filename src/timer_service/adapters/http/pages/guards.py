@@ -1,4 +1,4 @@
-"""What every request has to pass, and what every answer carries, whoever asks."""
+"""Checks that every request must pass, and headers that every answer carries."""
 
 from base64 import b64encode
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ def headers_with(style: str) -> Mapping[str, str]:
 def opener_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return what parts a page from the window that opened it, where that may be another site's.
 
-    For that a browser starts another process, which takes it longer than to paint the page. Whoever types the
-    address or follows a link of ours does not have to wait for it: no other site has sent them.
+    For that a browser starts another process, which takes longer than painting the page. A visitor who types
+    the address or follows one of our links need not wait for it: no other site sent them.
     """
     comes_from_us = headers.get("sec-fetch-site") in {"none", "same-origin"}
     return {} if comes_from_us else {"cross-origin-opener-policy": "same-origin"}

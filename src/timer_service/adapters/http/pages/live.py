@@ -26,7 +26,7 @@ Measure = Callable[[], Awaitable[Measured]]
 
 
 class Live:
-    """Numbers and text for whoever watches, and an hour of them."""
+    """Figures and text for the pages that are open, and the last hour of them."""
 
     def __init__(self, desk: FiguresDesk, chance: Callable[[], float]) -> None:
         self._desk = desk

@@ -24,11 +24,11 @@ API_KEY: Final = "TIMER_API_KEY"
 """Keys of the settings, which have no ids of their own."""
 
 ANYBODY: Final = User("local", ALL_SCOPES, None)
-"""Whoever can reach a page that only this machine can reach."""
+"""Any visitor of a page that only this machine can reach."""
 
 
 _OF_PROXIES: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-"""Whoever sends one of these has let somebody in from elsewhere."""
+"""A proxy that sends one of these has let somebody in from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Proxies:
     def client(self, headers: Mapping[str, str], peer: str) -> str:
         """Return from where a request came: whom the nearest trusted proxy names, or else the peer."""
         named = [each.strip() for each in headers.get("x-forwarded-for", "").split(",")]
-        # From the right: what is further left was written by whoever sent the request.
+        # From the right: entries further left were written by the client itself.
         while self._trusts(peer) and named and named[-1]:
             peer = named.pop()
         return peer
@@ -110,7 +110,7 @@ class People:
             return proxied, None
         key = bearer_in(headers)
         if key is not None:
-            # Before the cookie: whoever sends a key means it.
+            # Before the cookie: a key is sent on purpose.
             by_key = await self._by_key(key)
             return None if by_key is None else by_key.user, None
         known, cookie = await self._by_session(headers)

@@ -27,7 +27,7 @@ from timer_service.timers import NEWEST, Timers
 _MS: Final = timedelta(milliseconds=1)
 MAX_DELAY: Final = timedelta(days=3_660)
 LOOK_S: Final = 0.01
-"""A visit waits so long for the letters that name a timer; whoever asks for them waits longer."""
+"""How long a visit waits for the letters that name a timer; a visitor who asks for them waits longer."""
 LOOK_LONGER_S: Final = 5.0
 
 
