@@ -37,7 +37,7 @@ def key_file(path: Path, *, make: bool = True) -> list[bytes]:
         with suppress(FileExistsError):
             _write_key_file(path)
         if path.stat().st_mode & 0o077:
-            raise CriticalError(f"{path} may be read by others: chmod 600 it, or set TIMER_SECRET_KEYS")
+            raise CriticalError(f"{path} is readable by others: chmod 600 it, or set TIMER_SECRET_KEYS")
         return read_secret_keys(path.read_text("ascii").replace("\n", ","))
     except (OSError, ValueError) as error:
         raise CriticalError(

@@ -209,7 +209,7 @@ def read_target(text: str, rules: AddressRules | None = None) -> Target:
     if rules is not None and target.address is not None:
         reason = rules.denial(target.address, target.port)
         if reason is not None:
-            raise ValueError(f"names an address that is not called: {target.address} ({reason})")
+            raise ValueError(f"names an address that callbacks may not go to: {target.address} ({reason})")
     return target
 
 
@@ -223,7 +223,7 @@ def _read(text: str) -> Target:
         parts = urlsplit(text)
         scheme, port = parts.scheme, parts.port
     except ValueError as error:
-        raise ValueError("has no readable host or port") from error
+        raise ValueError("has an invalid host or port") from error
     _check_parts(text, parts)
     target = _target(scheme, _ascii_host(parts.hostname or ""), port, parts.path, parts.query)
     if len(target.url) > MAX_URL_BYTES:
@@ -240,7 +240,7 @@ def _check_parts(text: str, parts: SplitResult) -> None:
         raise ValueError("must not have a fragment (#…)")
     is_odd = "%" in parts.netloc or ("[" in parts.netloc and ":" not in (parts.hostname or ""))
     if not parts.hostname or parts.port == 0 or parts.netloc.endswith(":") or is_odd:
-        raise ValueError("has no readable host or port")
+        raise ValueError("has an invalid host or port")
 
 
 def _target(scheme: str, host: str, port: int | None, path: str, query: str) -> Target:

@@ -143,7 +143,7 @@ async def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     done = run_cli("backup", "copy.db", cwd=tmp_path, db_path="timers.db")
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "timer-service: copy.db exists already: choose another name, or move it away\n"
+    assert done.stderr == "timer-service: copy.db already exists: choose another name, or move it away\n"
     assert (tmp_path / "copy.db").read_text() == "precious"
 
 

@@ -255,7 +255,9 @@ async def test_one_name_is_slept_once_at_a_time(timers: Timers) -> None:
     sleeping = asyncio.ensure_future(timers.sleep("nightly-7", timedelta(days=3)))
     await _until_state(timers, "nightly-7", "Scheduled")
 
-    with pytest.raises(ValueError, match="'nightly-7' is being slept already: give every sleep a name"):
+    with pytest.raises(
+        ValueError, match="a sleep named 'nightly-7' is already under way: give every sleep its own name"
+    ):
         await timers.sleep("nightly-7", timedelta(days=3))
 
     sleeping.cancel()

@@ -245,7 +245,7 @@ async def test_an_error_in_the_block_ends_the_consumer_and_comes_out_as_it_is(ti
 async def test_one_name_is_consumed_once_in_a_client(timers: Timers) -> None:
     async with timers.consume("billing", Handled()):
         with pytest.raises(
-            ConsumerConflict, match="'billing' is being consumed already: raise its concurrency"
+            ConsumerConflict, match="'billing' is already being consumed: raise its concurrency"
         ):
             async with timers.consume("billing", Handled()):
                 pass
@@ -277,7 +277,7 @@ async def test_a_handler_that_is_not_async_is_refused(timers: Timers) -> None:
         ({"retry_delays": (5,)}, "each of retry_delays must be a timedelta, such as"),
         ({"grace": 5}, "grace must be a timedelta, such as"),
         ({"ack_wait": 5}, "ack_wait must be a timedelta, such as"),
-        ({"ack_wait": timedelta()}, "ack_wait must be longer than nothing"),
+        ({"ack_wait": timedelta()}, "ack_wait must be longer than zero"),
     ],
 )
 async def test_an_option_that_breaks_the_rules_is_refused(

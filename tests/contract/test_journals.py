@@ -144,7 +144,7 @@ async def test_a_name_stands_for_one_kind_of_step(shop: Shop) -> None:
 
     assert (state, error) == (
         RunState.FAILED,
-        "FlowError: 'item' was recorded as a step: give a sleep another name",
+        "FlowError: 'item' was recorded as a step: give the sleep another name",
     )
 
 
@@ -170,7 +170,7 @@ async def test_what_is_defined_wrongly_is_refused_at_once(shop: Shop) -> None:
     async def order(run: Run, _: None) -> None:
         pass
 
-    with pytest.raises(ValueError, match="flow 'order' version 1 is defined already"):
+    with pytest.raises(ValueError, match="flow 'order' version 1 is already defined"):
         flows.flow("order")
     with pytest.raises(ValueError, match="name must be 1 to 40 of"):
         Flows(flows.timers, flows.journal, name="order service")
@@ -530,7 +530,7 @@ async def test_a_run_is_started_once_and_keeps_its_flow(shop: Shop) -> None:
 
     assert started == [True, False, False]
     assert (await flows.get("one")).result == 1
-    with pytest.raises(FlowError, match="is one of flow 'order'"):
+    with pytest.raises(FlowError, match="belongs to flow 'order'"):
         await flows.start("other", id="one", input=1)
     for wrong in ("", "with space", "with/slash", "x" * 81):
         with pytest.raises(ValueError, match="id must be"):

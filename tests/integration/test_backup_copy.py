@@ -39,7 +39,7 @@ def test_a_copy_never_replaces_a_file(database: Path, tmp_path: Path) -> None:
     target = tmp_path / "copy.db"
     target.write_text("mine")
 
-    with pytest.raises(CriticalError, match="exists already"):
+    with pytest.raises(CriticalError, match="already exists"):
         back_up(database, target)
     assert target.read_text() == "mine"
 

@@ -340,15 +340,15 @@ async def test_the_late_end_of_an_earlier_connection_harms_no_part_of_the_presen
 class _Watched(Generic[Client]):
     """A bus under a watch that is busy all the time: it asks, keeps up, and looks after the streams."""
 
-    def __init__(self, new_client: type[Client], *, timeout_s: int) -> None:
+    def __init__(self, new_client: type[Client], *, answer_timeout_s: int) -> None:
         self._new_client = new_client
         self._made: list[Client] = []
         self._session = SessionMeans(
             make_client=self._make_client,
             watch_interval_s=0.001,
             look_interval_s=0.002,
-            answer_timeout_s=timeout_s,
-            step_timeout_s=timeout_s,
+            answer_timeout_s=answer_timeout_s,
+            step_timeout_s=answer_timeout_s,
         )
 
     @asynccontextmanager
@@ -386,7 +386,7 @@ class _FullClient(TolerantClient):
 async def test_a_connection_whose_queue_is_full_is_given_up_by_the_watch(
     shared_broker: NatsServer, prefix: str
 ) -> None:
-    watched = _Watched(_FullClient, timeout_s=1)
+    watched = _Watched(_FullClient, answer_timeout_s=1)
 
     async with watched.connected(shared_broker.url, prefix) as client:
         client.full = True
@@ -420,7 +420,7 @@ async def test_a_connection_is_replaced_although_the_watch_waits_for_an_answer_o
     shared_broker: NatsServer, prefix: str, question: str
 ) -> None:
     """The answer can no longer come: waiting for it would keep the service away until the time limit."""
-    watched = _Watched(_Unanswered, timeout_s=3_600)
+    watched = _Watched(_Unanswered, answer_timeout_s=3_600)
 
     async with watched.connected(shared_broker.url, prefix) as client:
         client.unanswered = question

@@ -181,7 +181,7 @@ async def test_a_missing_table_is_named_with_what_to_do(bare: Any) -> None:
 
 
 async def test_any_other_connection_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"must be one of sqlite3, aiosqlite or asyncpg.*builtins.object"):
+    with pytest.raises(TypeError, match=r"must be from sqlite3, aiosqlite or asyncpg.*builtins.object"):
         async with FIRING.once(object()):
             pass
 

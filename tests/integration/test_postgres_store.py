@@ -183,7 +183,7 @@ async def test_a_newer_schema_is_refused(fresh_url: str) -> None:
     await query(fresh_url, "INSERT INTO timer_migrations (version, name) VALUES (99, '0099_from_the_future')")
 
     newest = load_migrations("postgres")[-1].version
-    with pytest.raises(StoreTooNew, match=f"schema version 99, this program knows {newest}"):
+    with pytest.raises(StoreTooNew, match=f"schema version 99, but this program knows only {newest}"):
         async with opened(fresh_url):
             pass
 

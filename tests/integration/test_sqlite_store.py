@@ -488,7 +488,7 @@ async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path: Path
             pass
 
     assert str(caught.value) == (
-        f"{path} has schema version {newest + 1}, this program knows {newest}: "
+        f"{path} has schema version {newest + 1}, but this program knows only {newest}: "
         "run the newer version of timer-service that wrote it"
     )
     assert ledger(path) == before
@@ -496,7 +496,7 @@ async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path: Path
 
 
 def test_a_program_without_its_migrations_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreFailed, match="migrations are missing; install it again"):
+    with pytest.raises(StoreFailed, match="migrations of this program are missing: reinstall it"):
         load_migrations("sqlite", tmp_path / "src" / "timer_service")
 
 

@@ -44,7 +44,7 @@ async def test_the_answers_by_tenant_make_one_backlog() -> None:
 
 
 async def test_answers_of_two_streams_are_no_backlog() -> None:
-    with pytest.raises(BusUnavailable, match="made again"):
+    with pytest.raises(BusUnavailable, match="was recreated"):
         await ask(info(), info(created="2026-01-02T00:00:00Z"))
 
 

@@ -82,16 +82,16 @@ def test_what_is_not_a_header_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["a\r\nX: y", "a\nb", "a\x00b", " a", "a ", "ä", "\ud800"])
 def test_a_value_that_would_break_out_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match="'x' has a value with"):
+    with pytest.raises(ValueError, match="'x' must have a value of printable ASCII"):
         read_headers({"x": value})
 
 
 def test_too_many_too_large_or_repeated_headers_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 20"):
         read_headers({f"x-{n}": "" for n in range(21)})
-    with pytest.raises(ValueError, match="larger than 8192"):
+    with pytest.raises(ValueError, match="must be at most 8192 bytes"):
         read_headers({"x": "a" * 8192})
-    with pytest.raises(ValueError, match="do not differ by case"):
+    with pytest.raises(ValueError, match="are case-insensitive"):
         read_headers({"x-a": "1", "X-A": "2"})
 
 

@@ -25,7 +25,7 @@ async def test_dropped_messages_are_said_once_and_counted() -> None:
         clock.advance(QUIET_S)
         told.look()
 
-    detail = "more messages come on timer.api.*.get than are worked on: some are dropped"
+    detail = "messages arrive on timer.api.*.get faster than they are handled: some are dropped"
     assert logs == [
         {"event": "broker.error", "log_level": "warning", "detail": detail},
         {"event": "broker.error_passed", "log_level": "info", "detail": detail, "times": 10_000},

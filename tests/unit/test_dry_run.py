@@ -137,8 +137,8 @@ async def test_the_attempts_are_those_of_the_retry_policy_until_the_timer_expire
     ("found", "verdict"),
     [
         (["93.184.216.34"], {"verdict": "allowed"}),
-        (["10.1.2.3"], {"verdict": "denied", "detail": "the address is not called: private"}),
-        (["127.0.0.1"], {"verdict": "denied", "detail": "the address is not called: loopback"}),
+        (["10.1.2.3"], {"verdict": "denied", "detail": "callbacks may not go to the address: private"}),
+        (["127.0.0.1"], {"verdict": "denied", "detail": "callbacks may not go to the address: loopback"}),
         (["10.1.2.3", "93.184.216.34"], {"verdict": "allowed"}),
         ([], {"verdict": "notFound", "detail": "the name has no address"}),
     ],
@@ -176,7 +176,7 @@ async def test_an_address_that_is_denied_is_refused_with_the_rule() -> None:
 
     reply = await dry_run(site, timer("http://10.0.0.1/hook"))
 
-    detail = "the URL names an address that is not called: 10.0.0.1 (private)"
+    detail = "the URL names an address that callbacks may not go to: 10.0.0.1 (private)"
     assert (reply.status, reply.json["errors"]) == (400, [{"pointer": "/callback/url", "detail": detail}])
 
 

@@ -110,7 +110,7 @@ TABLE: dict[str, tuple[Timer | None, dict[str, Any], Cause, str]] = {
         late_by(41),
         {"obstacle": held(Cause.STREAM_REFUSES, until=at(8), attempts=3, detail="maximum bytes exceeded")},
         Cause.STREAM_REFUSES,
-        "Overdue by 41 s: the event stream takes nothing (3 tries so far); tried again in 8 s.",
+        "Overdue by 41 s: the event stream accepts nothing (3 tries so far); tried again in 8 s.",
     ),
     "tenant held back": (
         late_by(41),
@@ -218,7 +218,7 @@ TABLE: dict[str, tuple[Timer | None, dict[str, Any], Cause, str]] = {
         {**with_callback(attempts=3, error="status 500"), "receiver_back_at": at(15)},
         Cause.RECEIVER_AWAY,
         (
-            "Fired 4 ms late; its callback waits: https://receiver.example:443 fails again and again and is "
+            "Fired 4 ms late; its callback waits: https://receiver.example:443 keeps failing and is "
             "tried next in 15 s."
         ),
     ),
@@ -330,7 +330,7 @@ def test_consumers_that_are_behind_are_named_first() -> None:
 
     assert found.text.startswith(
         "Fired 4 ms late; stored as TIMER_EVENTS 3; slow has not read it yet; "
-        "busy was given it and has not acknowledged everything; team-0 has"
+        "busy has received it and not acknowledged everything; team-0 has"
     )
     assert found.text.endswith("; 2 other consumers.")
     assert not found.is_well

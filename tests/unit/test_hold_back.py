@@ -249,7 +249,7 @@ def test_beyond_the_bound_everything_waits_for_the_max_pause() -> None:
     change = fill(hold_back, ["one-more", "and-another"], now_s=0.2)
 
     assert change == HoldBackChange(
-        held=0, freed=0, stopped="more than 5000 timers and tenants cannot be published"
+        held=0, freed=0, stopped="more than 5000 timers and tenants have events that cannot be published"
     )
     assert hold_back.problem == change.stopped
     assert hold_back.everything_until(at(0.2)) == hold_back.ends_at(at(0.2)) == at(0.2) + MAX_PAUSE
@@ -302,7 +302,7 @@ def test_a_stream_that_takes_nothing_is_no_timers_fault() -> None:
 
     change = record(hold_back, *many(20, STREAM_REFUSED), *many(20, STREAM_REFUSED, GLOBEX))
 
-    assert change == HoldBackChange(held=0, freed=0, stopped="the event stream takes nothing: ")
+    assert change == HoldBackChange(held=0, freed=0, stopped="the event stream accepts nothing: ")
     assert hold_back.at(at(0)) == NOTHING_HELD_BACK
     assert hold_back.everything_until(at(0)) == at(0.5)
 

@@ -154,7 +154,7 @@ async def test_a_number_that_could_not_be_written_as_json_is_refused(site: Site,
 
     assert (refused.status, refused.json["errors"]) == (
         400,
-        [{"pointer": f"/callback/{field}", "detail": "holds a number that is too large"}],
+        [{"pointer": f"/callback/{field}", "detail": "contains a number that is too large"}],
     )
     assert taken.status == 201
 

@@ -918,7 +918,7 @@ async def test_the_status_names_a_full_disk_also_where_nobody_asked_over_http() 
     assert status.problems == {"disk": "only 1000 bytes are free"}
 
 
-# When the event stream takes nothing
+# When the event stream accepts nothing
 
 
 def _refuse_all(rig: Rig, outcome: Published) -> None:
@@ -955,7 +955,7 @@ async def test_a_full_event_stream_is_tried_now_and_then_told_once_and_recovered
     failures = [line for line in log if line["event"].startswith("publish.")]
     assert first_minute <= 100 * 12
     assert later_minute <= 100 * 7
-    assert told == {"publish": "the event stream takes nothing: no"}
+    assert told == {"publish": "the event stream accepts nothing: no"}
     assert afterwards == {}
     assert [line["event"] for line in failures] == ["publish.failed", "publish.recovered"]
     assert {timer.state for timer in rig.store.timers.values()} == {TimerState.REACHED}
@@ -979,7 +979,7 @@ async def test_more_failing_timers_than_can_be_remembered_make_no_busy_loop_and_
 
     # Those that are remembered and a batch of others, after each of the longest pauses.
     assert in_a_minute <= (most + batch) * 7
-    assert told == {"publish": f"more than {most} timers and tenants cannot be published"}
+    assert told == {"publish": f"more than {most} timers and tenants have events that cannot be published"}
     assert afterwards == {}
     assert sum(line["event"] == "publish.failed" for line in log) <= 5
     assert {timer.state for timer in rig.store.timers.values()} == {TimerState.REACHED}

@@ -153,7 +153,7 @@ class Consumer:
                 self._pulls.trouble = ""
             except (ServiceAway, RequestRefused):
                 continue
-        _log.warning("consumer %s goes on", self.name)
+        _log.warning("consumer %s has resumed", self.name)
 
     async def _keep(self) -> None:
         while True:
@@ -174,7 +174,7 @@ class Consumer:
             if firing.tenant_id != self._tenant:
                 raise ValueError(f"it belongs to {firing.tenant_id!r}")
         except ValueError as error:
-            _log.error("consumer %s: what came on %s is not an event: %s", self.name, message.subject, error)
+            _log.error("consumer %s: a message on %s is not an event: %s", self.name, message.subject, error)
             await self._leases.say(message, b"+TERM not an event")
             return
         lease = Lease(message, firing, until)
@@ -230,7 +230,7 @@ class Consumer:
             self.counts.failed += 1
             delays = self._options.retry_delays
             delay = delays[min(firing.deliveries, len(delays)) - 1]
-            _log.exception("consumer %s failed on %s, again in %s", self.name, _named(firing), delay)
+            _log.exception("consumer %s failed on %s, retrying in %s", self.name, _named(firing), delay)
             return _again_after(delay)
         self._remember(firing.id)
         return ACK
@@ -255,7 +255,9 @@ class Consumer:
     async def _answer(self, lease: Lease, answer: bytes) -> None:
         if not await self._leases.answer(lease, answer):
             self.counts.lost += 1
-            _log.warning("consumer %s was too late to answer for %s", self.name, _named(lease.firing))
+            _log.warning(
+                "consumer %s was too late to answer the broker for %s", self.name, _named(lease.firing)
+            )
 
     async def _give_back(self, lease: Lease) -> None:
         self.counts.given_back += 1

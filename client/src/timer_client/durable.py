@@ -96,7 +96,9 @@ class Durable:
         if config.ack_policy != AckPolicy.EXPLICIT:
             raise self._conflict("its messages are not acknowledged one by one")
         if config.max_deliver is not None and config.max_deliver > 0:
-            _log.warning("consumer %s gives a firing up after %d deliveries", self.name, config.max_deliver)
+            _log.warning(
+                "consumer %s gives up on a firing after %d deliveries", self.name, config.max_deliver
+            )
 
     def _conflict(self, why: str) -> ConsumerConflict:
         return ConsumerConflict(

@@ -171,7 +171,7 @@ def _is_postgres(connection: Any) -> bool:
 def _check_sqlite(connection: Any) -> None:
     if not (hasattr(connection, "in_transaction") and hasattr(connection, "execute")):
         raise TypeError(
-            "connection must be one of sqlite3, aiosqlite or asyncpg, or a pool of asyncpg"
+            "connection must be from sqlite3, aiosqlite or asyncpg, or an asyncpg pool"
             f" (got {type(connection).__module__}.{type(connection).__qualname__})"
         )
 

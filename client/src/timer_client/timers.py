@@ -61,7 +61,7 @@ class Timers(TimerRequests):
         times.span_ms("span", span)
         check_ids(self.tenant, name)
         if name in self._asleep:
-            raise ValueError(f"{name!r} is being slept already: give every sleep a name of its own")
+            raise ValueError(f"a sleep named {name!r} is already under way: give every sleep its own name")
         self._asleep.add(name)
         try:
             # A command, so that the sleep begins now, also while the service is away.
@@ -98,12 +98,12 @@ class Timers(TimerRequests):
         )
         ack_wait_s = None if ack_wait is None else times.span_ms("ack_wait", ack_wait) / 1000
         if ack_wait_s == 0:
-            raise ValueError("ack_wait must be longer than nothing (got timedelta(0))")
+            raise ValueError("ack_wait must be longer than zero (got timedelta(0))")
         durable = Durable(
             name, self._streams.events, self._subjects, self.tenant, ack_wait_s, expired is not None
         )
         if name in self._consuming:
-            raise ConsumerConflict(f"{name!r} is being consumed already: raise its concurrency instead")
+            raise ConsumerConflict(f"{name!r} is already being consumed: raise its concurrency instead")
         self._consuming.add(name)
         try:
             bind = partial(self._bind, durable)

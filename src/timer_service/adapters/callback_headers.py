@@ -61,7 +61,7 @@ def read_headers(given: Mapping[str, str]) -> Headers:
         if problem is not None:
             raise ValueError(f"{name!r} {problem}")
     if len({name.lower() for name in given}) < len(given):
-        raise ValueError("a name is given twice: header names do not differ by case")
+        raise ValueError("a name is given twice: header names are case-insensitive")
     _check_size(tuple(given.items()))
     return tuple(given.items())
 
@@ -73,7 +73,7 @@ def _check_number(count: int) -> None:
 
 def _check_size(headers: Headers) -> None:
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-        raise ValueError(f"they are larger than {MAX_HEADER_BYTES} bytes")
+        raise ValueError(f"must be at most {MAX_HEADER_BYTES} bytes in all")
 
 
 def _problem(name: str, value: str) -> str | None:
@@ -83,7 +83,7 @@ def _problem(name: str, value: str) -> str | None:
     if lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
         return "is set by the service: leave it out"
     if not _VALUE.fullmatch(value) or value != value.strip():
-        return "has a value with a line break or other than printable ASCII, or a space at one end"
+        return "must have a value of printable ASCII, without line breaks and without spaces at either end"
     if _MASK.fullmatch(value):
         return "has a masked value, as it was shown: give the value itself, or leave the header out"
     if "${secret:" in _REFERENCE.sub("", value):
@@ -108,7 +108,7 @@ class HeaderVault:
         try:
             _check_size(self.opened(timer, stored))
         except NotOpened as error:
-            raise ValueError("some cannot be opened any more: give all of them again") from error
+            raise ValueError("some can no longer be decrypted: give all of them again") from error
         return stored
 
     def opened(self, timer: TimerKey, stored: Headers) -> Headers:

@@ -34,7 +34,7 @@ class ApiError:
     retry_after_s: float = 0.0
 
 
-BUSY: Final = ApiError("503", "try again: the service has too many requests in hand", FULL_RETRY_S)
+BUSY: Final = ApiError("503", "try again: the service is handling too many requests", FULL_RETRY_S)
 STOPPING: Final = ApiError("503", "try again: the service is stopping")
 UNEXPECTED: Final = ApiError("500", TimerServiceError.public)
 

@@ -35,7 +35,7 @@ def load_migrations(database: str, package: Path = _PACKAGE) -> Sequence[Migrati
         files = sorted(path for path in folder.glob("*.sql") if _FILE_NAME.fullmatch(path.name))
         if files:
             return tuple(Migration(int(path.name[:4]), path.stem, path.read_text("utf-8")) for path in files)
-    raise StoreFailed("the program's own migrations are missing; install it again")
+    raise StoreFailed("the migrations of this program are missing: reinstall it")
 
 
 def missing(migrations: Sequence[Migration], applied: int, where: str) -> list[Migration]:
@@ -43,7 +43,7 @@ def missing(migrations: Sequence[Migration], applied: int, where: str) -> list[M
     newest = migrations[-1].version
     if applied > newest:
         raise StoreTooNew(
-            f"{where} has schema version {applied}, this program knows {newest}: "
+            f"{where} has schema version {applied}, but this program knows only {newest}: "
             "run the newer version of timer-service that wrote it"
         )
     return [migration for migration in migrations if migration.version > applied]

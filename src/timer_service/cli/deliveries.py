@@ -131,14 +131,14 @@ def _api(options: argparse.Namespace) -> tuple[str, str]:
     settings = load_settings()
     url = options.url or (f"http://{settings.api_host}:{settings.api_port}" if settings.api_port else None)
     if url is None:
-        raise CommandFailed(EXIT_USAGE, "which REST API? Set TIMER_API_PORT, or use --url")
+        raise CommandFailed(EXIT_USAGE, "no REST API is configured: set TIMER_API_PORT, or use --url")
     if options.key_file is not None:
         try:
             return url.rstrip("/"), Path(options.key_file).read_text("utf-8").strip()
         except (OSError, ValueError) as error:
             raise CommandFailed(EXIT_USAGE, f"--key-file cannot be read: {error}") from error
     if settings.api_key is None:
-        raise CommandFailed(EXIT_USAGE, "whose callbacks? Set TIMER_API_KEY, or use --key-file")
+        raise CommandFailed(EXIT_USAGE, "no API key is configured: set TIMER_API_KEY, or use --key-file")
     return url.rstrip("/"), settings.api_key.get_secret_value()
 
 

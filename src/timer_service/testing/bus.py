@@ -50,7 +50,7 @@ class MemoryEventBus:
     rejected_subjects: set[str] = field(default_factory=set)
     """Subjects on which the broker takes nothing."""
     events_full: bool = False
-    """Whether the event stream takes nothing more."""
+    """Whether the event stream accepts nothing more."""
     handled_sequence: int = 0
     """The newest message that was acknowledged or set aside."""
     pending: dict[int, _Message] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class MemoryEventBus:
     def _publish(self, event: Event) -> PublishResult:
         subject = self.subjects.event(event.tenant_id, type(event).__name__)
         if subject in self.rejected_subjects:
-            return PublishResult(Published.REJECTED, "no stream takes this subject")
+            return PublishResult(Published.REJECTED, "no stream stores this subject")
         if self.events_full:
             return PublishResult(Published.STREAM_REFUSED, "maximum messages exceeded")
         message_id = event.id_text

@@ -78,4 +78,4 @@ def _later(now: datetime, by_ms: int) -> datetime:
     try:
         return now + timedelta(milliseconds=by_ms)
     except OverflowError:
-        raise ValueError("byMs: leads beyond the year 9999") from None
+        raise ValueError("byMs: must not go beyond the year 9999") from None

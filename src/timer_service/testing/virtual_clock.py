@@ -35,7 +35,7 @@ class VirtualClock(FreeClock):
     def move_to(self, moment: datetime) -> None:
         """Set the time; raise ValueError for a moment that is over already."""
         if moment < self._now:
-            raise ValueError(f"time does not go back: it is {self._now} already, later than {moment}")
+            raise ValueError(f"time cannot go back: it is already {self._now}, later than {moment}")
         self._now = _truncated(moment)
         self._moved.set()
         self._moved = asyncio.Event()

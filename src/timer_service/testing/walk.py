@@ -88,7 +88,7 @@ class Walk:
         async with self._turn:
             if target < self.now():
                 now, then = format_time(self.now()), format_time(target)
-                raise ValueError(f"time does not go back: it is {now} already, later than {then}")
+                raise ValueError(f"time cannot go back: it is already {now}, later than {then}")
             started = time.monotonic()
             published, look = await self._settling.published(), await self.settle()
             while self.now() < target and (max_s is None or time.monotonic() - started < max_s):

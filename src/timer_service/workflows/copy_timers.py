@@ -74,7 +74,7 @@ async def _begin(source: TimerArchive, target: WritableArchive, *, restart: bool
     unfinished = await target.copying.unfinished_copy_of()
     if unfinished is None:
         if await target.count():
-            raise CriticalError(f"{target.name} holds timers already: copy into an empty store")
+            raise CriticalError(f"{target.name} already holds timers: copy into an empty store")
         await target.copying.begin(source.name)
     elif restart:
         await target.clear()

@@ -16,7 +16,7 @@ MAX_NAMED: Final = 5
 """Consumers that are named; the others are only counted."""
 _HAS_IT: Final = {
     Reading.ACKNOWLEDGED: "has acknowledged it",
-    Reading.DELIVERED: "was given it and has not acknowledged everything",
+    Reading.DELIVERED: "has received it and not acknowledged everything",
     Reading.WAITING: "has not read it yet",
     Reading.BEGAN_LATER: "was created later and does not get it",
 }
@@ -120,7 +120,7 @@ def _waiting(
     failed = f"{count_text(delivery.attempts, 'attempt')} failed, the last with {delivery.error}"
     if receiver_back_at is not None:
         again = span_text(max(timedelta(), receiver_back_at - now))
-        told = f"its callback waits: {delivery.origin} fails again and again and is tried next in {again}"
+        told = f"its callback waits: {delivery.origin} keeps failing and is tried next in {again}"
         return Ending(Cause.RECEIVER_AWAY, told, is_well=False)
     if not delivery.attempts:
         return Ending(Cause.CALLBACK_WAITING, "the first attempt of its callback is about to begin")

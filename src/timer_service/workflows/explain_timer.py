@@ -129,7 +129,7 @@ def _trouble(facts: Facts, timer: Timer) -> _Found | None:
 
 
 _OBSTACLES: Final = {
-    Cause.STREAM_REFUSES: "the event stream takes nothing",
+    Cause.STREAM_REFUSES: "the event stream accepts nothing",
     Cause.TENANT_HELD_BACK: "the events of this tenant cannot be published",
     Cause.TIMER_HELD_BACK: "its event cannot be published",
     Cause.WAITS_FOR_COMMANDS: "the tenant has commands that were stored before it was due; they go first",

@@ -63,7 +63,7 @@ class HoldBack:
         """Why nothing is published, or only little of it."""
         if self._refusal is not None or self._has_room:
             return self._refusal
-        return f"more than {self._max_entries} timers and tenants cannot be published"
+        return f"more than {self._max_entries} timers and tenants have events that cannot be published"
 
     def at(self, now: datetime) -> HeldBack:
         """Return what to pass over at this moment."""
@@ -129,7 +129,7 @@ class HoldBack:
         """
         refused = next((r.detail for r in results if r.outcome is Published.STREAM_REFUSED), None)
         if refused is not None:
-            self._refusal = f"the event stream takes nothing: {refused}"
+            self._refusal = f"the event stream accepts nothing: {refused}"
             # Of the batches that were under way together only the first makes the pause longer.
             if self.everything_until(now) is None:
                 attempts = self._everything.attempts + 1 if self._everything else 1

@@ -63,7 +63,7 @@ class Flows:
     ) -> Callable[[Function], Function]:
         """Define a version of a durable function: `async def order(run: Run, order: Order) -> str`."""
         if (name, version) in self.flows:
-            raise ValueError(f"flow {name!r} version {version} is defined already")
+            raise ValueError(f"flow {name!r} version {version} is already defined")
 
         def define(function: Function) -> Function:
             takes, result = taken_by(function, 1), returned_by(function)

@@ -183,7 +183,7 @@ class Run:
         if memo is not None and memo.kind == "failed":
             raise StepFailed(name, *json.loads(memo.value or ""))
         if memo is not None and memo.kind != kind:
-            raise FlowError(f"{name!r} was recorded as a {memo.kind}: give a {kind} another name")
+            raise FlowError(f"{name!r} was recorded as a {memo.kind}: give the {kind} another name")
         if memo is None and kind == "step" and self._turn.worker.is_stopping:
             self._turn.leave(Later(timedelta(), "the worker stops"))
         return name, memo

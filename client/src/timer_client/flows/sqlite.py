@@ -53,7 +53,7 @@ class SqliteJournal:
         if connection is not None:
             return await settle(work, partial(_fetch, connection))
         if self._performing is not None and self._performing is asyncio.current_task():
-            raise FlowError("inside run.transaction, pass connection=: its transaction has the database")
+            raise FlowError("inside run.transaction, pass connection=: its transaction holds the database")
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, outcome))
         if self._committing is None or self._committing.done():

@@ -211,7 +211,7 @@ def start(scope: str, run_id: str, flow: str, version: int, value: str) -> Work[
         return True, [Memo(*row) for row in (yield _KICK, scope, run_id, AT_ONCE_MS)]
     run = yield from _found(scope, run_id)
     if run.flow != flow:
-        raise FlowError(f"run {run_id!r} is one of flow {run.flow!r}: give each run an id of its own")
+        raise FlowError(f"run {run_id!r} belongs to flow {run.flow!r}: give each run its own id")
     return False, [] if run.has_ended else (yield from pending(scope, run_id))
 
 

@@ -53,7 +53,7 @@ class TimerAssertions(ABC):
 
     def _moment(self, in_: timedelta | None, at: datetime | None) -> datetime | None:
         if in_ is not None and at is not None:
-            raise TypeError("say in_ or at, not both")
+            raise TypeError("give in_ or at, not both")
         if in_ is not None:
             return self.now() + timedelta(milliseconds=times.span_ms("in_", in_))
         return None if at is None else times.moment("at", at)
@@ -64,7 +64,7 @@ def target_of(
 ) -> datetime:
     """Return where `advance` leads: by a span, by parts of one such as days=3, or to a moment."""
     if (span is not None) + (to is not None) + bool(parts) != 1:
-        raise TypeError("say how far: a timedelta, days=3 and the like, or to=, one of them")
+        raise TypeError("say how far, with one of a timedelta, keywords such as days=3, and to=")
     if to is not None:
         return times.moment("to", to)
     return now + timedelta(milliseconds=times.span_ms("span", timedelta(**parts) if span is None else span))

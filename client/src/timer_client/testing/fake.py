@@ -54,7 +54,7 @@ class FakeTimers(Timers, TimerAssertions):
         """
         target = target_of(self.now(), span, to, parts)
         if target < self.now():
-            raise ValueError(f"time does not go back: it is {self.now()} already, later than {target}")
+            raise ValueError(f"time cannot go back: it is already {self.now()}, later than {target}")
         await self.settle()
         while (at := self._service.next_at()) is not None and at < target:
             await self._move_to(at)

@@ -45,7 +45,7 @@ def parse_json(body: bytes) -> Any:
         if "recursion" in detail:
             raise _too_deep() from error
         if _only_has_lone_surrogates(body):
-            raise WireError("invalid", f"the body must not hold lone surrogates: {detail}") from error
+            raise WireError("invalid", f"the body must not contain lone surrogates: {detail}") from error
         raise WireError("not_json", f"the body must be JSON in UTF-8: {detail}") from error
     if deep and _depth(value) > MAX_NESTING:
         raise _too_deep()

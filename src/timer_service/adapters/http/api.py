@@ -155,7 +155,7 @@ class ApiApp:
         if method not in methods:
             allowed = ", ".join(sorted(methods))
             raise Problem(
-                "method-not-allowed", f"{scope['method']} is not among {allowed}", headers={"allow": allowed}
+                "method-not-allowed", f"the method must be one of {allowed}", headers={"allow": allowed}
             )
         return methods[method], name
 
@@ -249,7 +249,7 @@ class ApiApp:
             raise _too_many(FULL_RETRY_S)
         if room is Room.FULL:
             raise Problem(
-                "unavailable", "the service has too many requests in hand", headers=_retry_after(FULL_RETRY_S)
+                "unavailable", "the service is handling too many requests", headers=_retry_after(FULL_RETRY_S)
             )
         self._call_next()
         try:

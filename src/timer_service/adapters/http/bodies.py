@@ -64,7 +64,7 @@ def read_value(model: type[Read], value: Any, pointer: str = "") -> Read:
 
 def _check_width(value: dict[str, Any], pointer: str) -> None:
     if len(value) > MAX_MEMBERS:
-        raise invalid(f"has more than {MAX_MEMBERS} members", pointer)
+        raise invalid(f"must have at most {MAX_MEMBERS} members", pointer)
     for name, member in value.items():
         if isinstance(member, dict) and name not in _FREE:
             _check_width(member, f"{pointer}/{name}")
@@ -88,4 +88,4 @@ def due_at(when: When, delays_from: Callable[[], datetime], pointer: str = "") -
     try:
         return delays_from() + timedelta(milliseconds=when.delay_ms)
     except OverflowError as error:
-        raise invalid("must not lead beyond the year 9999", f"{pointer}/delayMs") from error
+        raise invalid("must not go beyond the year 9999", f"{pointer}/delayMs") from error

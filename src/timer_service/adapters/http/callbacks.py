@@ -233,7 +233,7 @@ def _written(value: Any, most: int, pointer: str) -> bytes:
         try:
             json.dumps(value, allow_nan=False)
         except ValueError as error:
-            raise invalid("holds a number that is too large", pointer) from error
+            raise invalid("contains a number that is too large", pointer) from error
     return payload
 
 

@@ -187,7 +187,7 @@ class CompactHandlers:
                 shown = _brief(settled.timer, record) | {"updated_at": wire.format_time(self._now())}
                 return _answer(200, "timer updated successfully", shown, settled.outcome.value)
         raise Problem(
-            "unavailable", "the timer is changed by others all the time", headers={"retry-after": "1"}
+            "unavailable", "other requests keep changing the timer: try again", headers={"retry-after": "1"}
         )
 
     async def cancel(self, request: Request) -> Answer:

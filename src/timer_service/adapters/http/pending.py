@@ -35,7 +35,7 @@ class PendingLimit:
         tenant_id = commands[0].tenant_id
         pending = await self._pending(tenant_id)
         if pending + len(commands) > self._most and not await self._is_known(commands):
-            detail = f"the tenant may have {self._most} pending timers, and has {pending}"
+            detail = f"the tenant may have at most {self._most} pending timers (it has {pending})"
             raise Problem("too-many-requests", detail, headers={"retry-after": f"{FRESH_S:.0f}"})
         if (known := self._counts.get(tenant_id)) is not None:
             self._counts[tenant_id] = (known[0], known[1] + len(commands))

@@ -161,7 +161,7 @@ class TimerHandlers:
                 return await self._views.answer(
                     200, settled.outcome, settled.timer, is_ordered=settled.is_ordered, change=command
                 )
-        detail = "the timer is changed by others all the time"
+        detail = "other requests keep changing the timer: try again"
         raise Problem("unavailable", detail, headers={"retry-after": "1"})
 
     async def cancel(self, request: Request) -> Answer:
@@ -189,7 +189,9 @@ class TimerHandlers:
                 body = bodies.read_value(NewTimerBody, value, pointer)
                 name = self._builder.name_for(request, body, index)
                 if name in commands:
-                    raise invalid("is the id of another timer of the batch", f"{pointer}/serviceCallId")
+                    raise invalid(
+                        "is already the id of another timer in the batch", f"{pointer}/serviceCallId"
+                    )
                 fingerprint = None if key is None else conditions.fingerprint_of(value)
                 command = self._builder.whole(
                     *(request, name, body),
@@ -224,10 +226,10 @@ class TimerHandlers:
     async def _refuse(self, outcome: Outcome, timer: Timer) -> None:
         """Raise what is told if a request has changed nothing."""
         if outcome is Outcome.CHANGED:
-            detail = "the timer is not as If-Match or If-None-Match says"
+            detail = "the timer does not meet If-Match or If-None-Match"
             raise await self._views.problem("precondition-failed", detail, timer)
         if outcome in (Outcome.ALREADY_REACHED, Outcome.ALREADY_EXPIRED):
-            detail = "the due time was reached: nothing changes it any more"
+            detail = "the timer has already ended and cannot be changed"
             raise await self._views.problem("conflict", detail, timer)
 
     def _batch_result(self, decided: Decided, fingerprint: str | None) -> dict[str, Any]:

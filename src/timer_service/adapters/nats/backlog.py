@@ -109,7 +109,7 @@ class BacklogQuestions:
         told = [state.get("subjects") or {} for state in states]
         complete = all(answer["total"] == len(seen) for answer, seen in zip(lists, told, strict=True))
         if len({answer["created"] for answer in lists}) > 1:
-            raise BusUnavailable("the command stream was made again at this moment")
+            raise BusUnavailable("the command stream was recreated just now")
         tenants: frozenset[TenantId] | None = None
         if lists[0].get("config", {}).get("retention") not in (None, RetentionPolicy.WORK_QUEUE):
             tenants = frozenset()  # Commands stay here although they are applied: that proves nothing.

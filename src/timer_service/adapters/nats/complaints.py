@@ -64,5 +64,5 @@ def reason(error: BaseException) -> str:
 def _detail(error: Exception) -> str:
     if isinstance(error, SlowConsumerError):
         # By subscription: the subject is the sender's to choose.
-        return f"more messages come on {error.sub.subject} than are worked on: some are dropped"
+        return f"messages arrive on {error.sub.subject} faster than they are handled: some are dropped"
     return reason(error)

@@ -71,7 +71,7 @@ async def embedded_broker(
         _lock(lock, folder)
         chosen = free_port(port) if port else free_port(USUAL_PORT, 0)
         if chosen is None:
-            raise CriticalError(f"port {port} on {HOST} is taken: choose another one with --port")
+            raise CriticalError(f"port {port} on {HOST} is in use: choose another one with --port")
         broker = await _start(find_server(), folder, log_path, chosen, lock)
     finally:
         os.close(lock)

@@ -88,7 +88,7 @@ class NatsLetterBox:
         whose = None if tenant == UNKNOWN_TENANT else TenantId(tenant)
         received_at = _received_at(letter)
         if received_at is None:
-            detail = "something else lies among the letters: the broker does not check reply subjects"
+            detail = "not a letter: the broker does not check reply subjects"
             return Letter(
                 stored.sequence, whose, stored.stored_at, NOT_A_LETTER, detail, stored.subject, stored.body
             )

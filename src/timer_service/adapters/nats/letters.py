@@ -49,7 +49,9 @@ log = structlog.get_logger(__name__)
 Answer = Callable[[Sequence[tuple[Incoming, bytes]]], Awaitable[None]]
 
 _DISCONNECTED: Final = PublishResult(Published.DISCONNECTED)
-_NO_ROOM: Final = PublishResult(Published.UNANSWERED, "more is refused than letters can be written")
+_NO_ROOM: Final = PublishResult(
+    Published.UNANSWERED, "messages are refused faster than letters can be written"
+)
 
 
 @dataclass(frozen=True, slots=True)

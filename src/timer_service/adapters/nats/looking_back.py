@@ -175,7 +175,7 @@ class StreamReader:
         except Over:
             grant = _LOOK.sub("*", subject)
             raise RightMissing(
-                f"the broker does not let the service look: grant it to publish to {grant}, "
+                f"the broker does not let the service look: grant it the right to publish to {grant}, "
                 "as deploy/nats/page.conf does"
             ) from None
         finally:

@@ -117,8 +117,8 @@ class CommandPositions:
         if self._lost_at is None or self._clock.now() - self._lost_at > WARNED_FOR:
             return None
         return (
-            "the broker came back without its newest commands: those that it had confirmed and we had not "
-            "applied are lost, their senders must repeat them; new ones count"
+            "the broker came back without its newest commands: those it had confirmed but we had not "
+            "applied are lost, and their senders must repeat them; new ones are applied"
         )
 
     def of(self, delivery: Delivery) -> Position | None:
@@ -148,7 +148,7 @@ class CommandPositions:
         seen = self._seen
         end = await ask()
         if not self._epochs or self._epochs[-1].stream_created_us != end.created_us:
-            raise BusUnavailable("the command stream was made again a moment ago")
+            raise BusUnavailable("the command stream was recreated a moment ago")
         number = self._epochs[-1].number
         if number != seen.stream_created_us or end.last_sequence < seen.sequence or self._overwritten:
             raise BusUnavailable("the command stream lost its newest messages a moment ago")

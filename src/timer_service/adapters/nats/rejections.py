@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from timer_service.ports.event_sink import Published, PublishResult
 
-NO_STREAM: Final = PublishResult(Published.REJECTED, "no stream takes this subject")
+NO_STREAM: Final = PublishResult(Published.REJECTED, "no stream stores this subject")
 
 _NO_STREAM_FOR_ANYBODY: Final = PublishResult(Published.STREAM_REFUSED, NO_STREAM.detail)
 _WHOLE_STREAM: Final = frozenset(

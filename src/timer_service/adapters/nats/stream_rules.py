@@ -96,7 +96,7 @@ COMMANDS: Final = (
     ),
     Rule(
         _takes_less_than(wire.MAX_LETTER_BODY_BYTES),
-        "takes messages of {max_msg_size} bytes at most: larger commands are refused by the broker",
+        "accepts messages of at most {max_msg_size} bytes: larger commands are refused by the broker",
         loses_data=False,
     ),
 )
@@ -109,11 +109,11 @@ EVENTS: Final = (
     ),
     Rule(
         lambda found: found.retention == RetentionPolicy.WORK_QUEUE,
-        "is a work queue: an event goes to one consumer only, and is gone then",
+        "is a work queue: an event goes to one consumer only, and is then gone",
     ),
     Rule(
         _takes_less_than(MAX_EVENT_BYTES),
-        "takes messages of {max_msg_size} bytes at most: the timers of larger events never fire",
+        "accepts messages of at most {max_msg_size} bytes: the timers of larger events never fire",
     ),
 )
 
@@ -130,7 +130,7 @@ LETTERS: Final = (
     ),
     Rule(
         _takes_less_than(MAX_LETTER_BYTES),
-        "takes messages of {max_msg_size} bytes at most: larger dead letters are never written",
+        "accepts messages of at most {max_msg_size} bytes: larger dead letters are never written",
         loses_data=False,
     ),
 )

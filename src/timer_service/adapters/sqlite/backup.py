@@ -64,7 +64,7 @@ def back_up(
     The copy appears under its name only once it is whole, verified and on disk.
     """
     if target.exists():
-        raise CriticalError(f"{target} exists already: choose another name, or move it away")
+        raise CriticalError(f"{target} already exists: choose another name, or move it away")
     if not database.is_file():
         raise CriticalError(f"there is no database at {database}: check TIMER_DB_PATH")
     unfinished = target.with_name(target.name + ".unfinished")

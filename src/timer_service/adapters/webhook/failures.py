@@ -60,7 +60,7 @@ def result_of(error: NoConnection | ClosedEarly | NotHttp) -> Blocked | Unreacha
 
 def blocked_by(error: DeniedAddress) -> str:
     """Return which rule denies an address, without the address."""
-    return f"the address is not called: {error.reason}"
+    return f"callbacks may not go to the address: {error.reason}"
 
 
 def reason_of(error: OSError) -> str:

@@ -81,7 +81,7 @@ class Place:
         if site is not None:
             if site == "same-origin":
                 return
-            raise PageError(403, f"A form of another site was sent (Sec-Fetch-Site: {site[:20]}).")
+            raise PageError(403, f"The form was sent from another site (Sec-Fetch-Site: {site[:20]}).")
         # Plain http off localhost, or a proxy in between, leaves the header out.
         if headers.get("origin") not in self._origins(headers.get("host", "")):
             raise PageError(

@@ -55,7 +55,9 @@ class Live:
     def follow(self, name: Hashable, measure: Measure) -> Stream:
         """Return the stream of those who watch one thing, which is measured once for all of them."""
         if self._watched.total() >= MAX_STREAMS:
-            raise PageError(503, "Too many streams are open: reload by hand.", {"retry-after": "5"})
+            raise PageError(
+                503, "Too many live streams are open: reload the page instead.", {"retry-after": "5"}
+            )
         return Stream(lambda send: self._send(name, measure, send))
 
     async def _send(self, name: Hashable, measure: Measure, send: Callable[[bytes], Awaitable[None]]) -> None:

@@ -26,7 +26,7 @@ def read_place(text: str | None) -> Place | None:
     moment, _, key = text.partition(" ")
     tenant, _, name = key.partition(" ")
     if not wire.is_tenant_id(tenant) or not wire.is_service_call_id(name):
-        raise PageError(400, "The place in the list is not one that this page has written.")
+        raise PageError(400, "This place in the list is not valid: start from the first page.")
     return read_moment(moment, None), TenantId(tenant), ServiceCallId(name)
 
 
@@ -38,7 +38,7 @@ def read_moment(text: str, zone: tzinfo | None) -> datetime:
         if local.tzinfo is not None:
             return wire.parse_time(text)
     except (ValueError, OverflowError) as error:
-        raise PageError(400, "A time must be such as 2026-11-17T09:30:00Z or 2026-11-17T09:30.") from error
+        raise PageError(400, "A time must look like 2026-11-17T09:30:00Z or 2026-11-17T09:30.") from error
     return _in_zone(local, zone or UTC)
 
 
@@ -53,7 +53,7 @@ def _in_zone(local: datetime, zone: tzinfo) -> datetime:
         choices = " or ".join(f"{each.isoformat(timespec='seconds')}Z" for each in _utc(moments))
         raise PageError(
             400,
-            f"{local.isoformat(sep=' ')} is not one moment in this zone: clocks are changed then. "
+            f"{local.isoformat(sep=' ')} is not one moment in this zone: the clocks change then. "
             f"Write which one is meant, in UTC: {choices}.",
         )
     return moments.pop()
@@ -71,7 +71,7 @@ def read_filter(visit: Visit, values: Mapping[str, str]) -> TimerFilter:
         raise PageError(400, f"The state must be one of {', '.join(TimerState)}.")
     correlation = values.get("correlation") or None
     if correlation is not None and not wire.is_correlation_id(correlation):
-        raise PageError(400, "A correlation id has 1 to 255 characters, none of them a control character.")
+        raise PageError(400, "A correlation id must be 1 to 255 characters, without control characters.")
     since, until = (
         read_moment(values[name], visit.look.zone) if values.get(name) else None for name in ("from", "to")
     )

@@ -228,10 +228,12 @@ def _plan(visit: Visit, values: Mapping[str, str]) -> Plan:
         raise PageError(400, f"At most {MAX_PICKED} timers can be selected.")
     wanted = read_filter(visit, values)
     if wanted.state is not TimerState.SCHEDULED:
-        raise PageError(400, "Only scheduled timers can be changed together: what is over is final.")
+        raise PageError(
+            400, "Only scheduled timers can be changed together: a timer that has ended is final."
+        )
     whose = frozenset(TenantId(tenant) for _, tenant, _ in map(_pick, picked)) or wanted.tenants
     if whose is not None and len(whose) != 1 and visit.user.tenants is not None:
-        raise PageError(400, "A job is of one tenant: choose one of yours.")
+        raise PageError(400, "A job is for one tenant: choose one of yours.")
     tenant_id = next(iter(whose)) if whose is not None and len(whose) == 1 else None
     wish = Wish(deed) if deed is not Deed.MOVE else Wish(deed, _span(by)) if by else None
     by = by if deed is Deed.MOVE else ""
@@ -251,7 +253,7 @@ def _pick(text: str) -> tuple[str, str, str]:
 def _span(text: str) -> timedelta:
     found = _SPAN.fullmatch(text)
     if found is None:
-        raise PageError(400, "How far must be such as 90s, 15min, +2h or -1d.")
+        raise PageError(400, "The span must look like 90s, 15min, +2h or -1d.")
     seconds = int(found[2]) * _SECONDS[found[3] or "s"]
     if timedelta(seconds=min(seconds, 10**12)) > MAX_SPAN:
         raise PageError(400, "Timers can be moved by at most 10 years.")
@@ -261,7 +263,7 @@ def _span(text: str) -> timedelta:
 def _agreed(visit: Visit) -> int:
     digits = _digits(visit.field("count"))
     if not digits or len(digits) > 9:
-        raise PageError(400, "The form must say how many timers were agreed to (count).")
+        raise PageError(400, "The form must say how many timers you agreed to (count).")
     return int(digits)
 
 

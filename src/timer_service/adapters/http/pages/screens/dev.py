@@ -67,9 +67,11 @@ class DevScreen:
         if not wire.is_tenant_id(tenant):
             raise PageError(400, f"The tenant must be {wire.TENANT_RULE}.")
         if not wire.is_service_call_id(name):
-            raise PageError(400, "An id has 1 to 255 characters, none of them white space or control.")
+            raise PageError(
+                400, "An id must be 1 to 255 characters, without whitespace and control characters."
+            )
         if correlation is not None and not wire.is_correlation_id(correlation):
-            raise PageError(400, "A correlation id has 1 to 255 characters, none of them control.")
+            raise PageError(400, "A correlation id must be 1 to 255 characters, without control characters.")
         key = TenantId(tenant), ServiceCallId(name)
         request = CorrelationId(correlation) if correlation else None
         before = (await self._insight.get([key])).get(key)

@@ -127,7 +127,7 @@ class JobScreens:
         began = await self._past.job(visit, visit.field("n"))
         job = self._desk.find(began.number)
         if job is None or job.ending is not None:
-            raise PageError(409, "This instance does not run this job (any more): there is nothing to stop.")
+            raise PageError(409, "This instance is not running this job: there is nothing to stop.")
         job.stop.set()
         subject = f"job {began.number}"
         await self._auditor.note(

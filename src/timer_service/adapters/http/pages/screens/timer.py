@@ -102,7 +102,7 @@ class TimerScreen:
         action = await self._past.action(visit, visit.field("n"))
         due_at = undo_due(action)
         if due_at is None or action.tenant_id is None:
-            raise PageError(409, "Nothing undoes this.")
+            raise PageError(409, "This cannot be undone.")
         timer = await self._get(action.tenant_id, ServiceCallId(action.subject))
         if not is_as_left(action, timer):
             tenant, name = timer.key
@@ -164,7 +164,7 @@ class TimerScreen:
         try:
             return await self._timers.get(tenant_id, name)
         except TimerNotFound as error:
-            raise PageError(404, f"There is no timer {name!r} of this tenant.") from error
+            raise PageError(404, f"This tenant has no timer {name!r}.") from error
 
 
 def read_due(visit: Visit) -> datetime:

@@ -38,7 +38,7 @@ class TimersScreen:
         wanted = read_filter(visit, values)
         after, before = read_place(values.get("after")), read_place(values.get("before"))
         if after is not None and before is not None:
-            raise PageError(400, "Only one of after and before says where to go on.")
+            raise PageError(400, "Only one of after and before may be given.")
         page = await self._insight.page(wanted, PAGE, after=after, before=before)
         chosen = filter_values(values)
         model = {
@@ -68,7 +68,9 @@ class TimersScreen:
         """Go to the timer of an id, or show what there is."""
         name = visit.query.get("id", "").strip()
         if not wire.is_service_call_id(name):
-            raise PageError(400, "An id has 1 to 255 characters, none of them white space or control.")
+            raise PageError(
+                400, "An id must be 1 to 255 characters, without whitespace and control characters."
+            )
         tenant = visit.tenant(visit.query.get("tenant", "").strip())
         whose = visit.user.tenants if tenant is None else frozenset({tenant})
         found = await self._insight.find(ServiceCallId(name), whose, MAX_FOUND)
