@@ -42,7 +42,13 @@ from timer_service.adapters.sqlite.backup import back_up
 from timer_service.adapters.sqlite.due_tenants import SCAN, SCAN_END, WALK
 from timer_service.adapters.sqlite.errors import translate
 from timer_service.adapters.sqlite.limits import BUSY_TIMEOUT_MS, SqliteLimits
-from timer_service.adapters.sqlite.looks import FIND_DUE, FIND_DUE_IN_TURNS, FIND_DUE_OF_TENANT, FIND_NEXT
+from timer_service.adapters.sqlite.looks import (
+    FIND_DUE,
+    FIND_DUE_IN_TURNS,
+    FIND_DUE_OF_TENANT,
+    FIND_FIRST_IN_TURNS,
+    FIND_NEXT,
+)
 from timer_service.adapters.sqlite.opening import open_sqlite_store, require_sqlite
 from timer_service.adapters.sqlite.pages import LIST_BY_CORRELATION, LIST_OVER, LIST_PENDING
 from timer_service.adapters.sqlite.store import SqliteTimerStore
@@ -1066,6 +1072,7 @@ SEARCHES: dict[str, tuple[str, set[str]]] = {
     "WALK": (WALK, {"timer_schedules_pending"}),
     "FIND_DUE_OF_TENANT": (FIND_DUE_OF_TENANT, {"timer_schedules_pending"}),
     "FIND_DUE_IN_TURNS": (FIND_DUE_IN_TURNS, {"timer_schedules_pending", "PRIMARY KEY"}),
+    "FIND_FIRST_IN_TURNS": (FIND_FIRST_IN_TURNS, {"timer_schedules_pending", "PRIMARY KEY"}),
     "LIST_PENDING": (LIST_PENDING, {"timer_schedules_pending"}),
     "LIST_OVER": (LIST_OVER, {"timer_schedules_over"}),
     "LIST_BY_CORRELATION": (LIST_BY_CORRELATION, {"timer_schedules_by_correlation"}),

@@ -183,6 +183,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         sql("FIND_DUE", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_OF_TENANT", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
+        sql("FIND_FIRST_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
     ),
     "no generation guard": lambda: _together(
         sql("MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0", marks),

@@ -97,7 +97,7 @@ def test_what_changes_while_a_look_is_under_way_makes_its_place_void() -> None:
     places.begin(at(0))
     places.forget([ACME])
 
-    places.found(ROWS, passed=[])
+    places.found(ROWS, passed=[], with_more={ACME})
 
     assert places.of([ACME]) == [(ACME, *START)]
 
@@ -105,14 +105,30 @@ def test_what_changes_while_a_look_is_under_way_makes_its_place_void() -> None:
 def test_a_place_before_what_is_claimed_is_none() -> None:
     """What is claimed would come after it, and be found again."""
     unknown, overtaken = Places(), Places()
-    unknown.found(ROWS, passed=[(ACME, call("order-3"))])
-    overtaken.found(ROWS, passed=[])
+    unknown.found(ROWS, passed=[(ACME, call("order-3"))], with_more={ACME})
+    overtaken.found(ROWS, passed=[], with_more={ACME})
     overtaken.begin(at(0))
     overtaken.forget([ACME])
     overtaken.begin(at(1))
-    overtaken.found(ROWS[:1], passed=[(ACME, call("order-2"))])
+    overtaken.found(ROWS[:1], passed=[(ACME, call("order-2"))], with_more={ACME})
 
     assert unknown.of([ACME]) == overtaken.of([ACME]) == [(ACME, *START)]
+
+
+def test_a_tenant_that_has_no_more_has_no_place_and_what_it_has_in_hand_is_passed() -> None:
+    places = Places()
+    places.begin(at(0))
+    places.found(ROWS[:1], passed=[], with_more={ACME})
+    places.found(ROWS[1:], passed=[], with_more=set())
+    claimed = [(ACME, "order-1"), (ACME, "order-2"), (GLOBEX, "order-1")]
+
+    assert places.of([ACME]) == [(ACME, *START)]
+    assert places.to_pass([ACME], claimed) == claimed[:2]
+
+    # A place before what is in hand would let that be found again.
+    places.found(ROWS[:1], passed=claimed[:2], with_more={ACME})
+
+    assert places.of([ACME]) == [(ACME, *START)]
 
 
 def test_a_place_is_forgotten_after_a_while_and_when_the_clock_is_set_back() -> None:
@@ -120,5 +136,5 @@ def test_a_place_is_forgotten_after_a_while_and_when_the_clock_is_set_back() -> 
     for moment in (at(0), at(MAX_AGE_S + 0.001), at(1)):
         places.begin(moment)
         assert places.of([ACME]) == [(ACME, *START)]
-        places.found(ROWS, passed=[])
+        places.found(ROWS, passed=[], with_more={ACME})
         assert places.of([ACME]) != [(ACME, *START)]

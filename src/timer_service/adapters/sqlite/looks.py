@@ -56,6 +56,7 @@ LIMIT :turn
 """  # noqa: S608 - the column list is a constant
 
 # The same for each of several tenants: a list of their ids from the index alone, and then those rows.
+_AFTER: Final = "(pending_due_ms, service_call_id) > (tenant.value ->> 1, tenant.value ->> 2) AND"
 FIND_DUE_IN_TURNS: Final = f"""
 SELECT {of_table("t", DUE_COLUMNS)}
 FROM json_each(:tenants) AS tenant
@@ -63,11 +64,13 @@ CROSS JOIN timer_schedules AS t
   ON t.tenant_id = tenant.value ->> 0
  AND t.service_call_id IN (
     SELECT service_call_id FROM timer_schedules INDEXED BY timer_schedules_pending
-    WHERE sink = 0 AND tenant_id = tenant.value ->> 0 AND pending_due_ms <= :now_ms
-      AND (pending_due_ms, service_call_id) > (tenant.value ->> 1, tenant.value ->> 2)
-      AND {_NOT_HELD}
+    WHERE sink = 0 AND tenant_id = tenant.value ->> 0 AND pending_due_ms <= :now_ms AND
+      {_AFTER} {_NOT_HELD}
     ORDER BY pending_due_ms, service_call_id LIMIT :turn)
 """  # noqa: S608 - the column list is a constant
+
+# And from the start of each, which with many tenants takes two thirds of the time: their list is plain text.
+FIND_FIRST_IN_TURNS: Final = FIND_DUE_IN_TURNS.replace(_AFTER, "").replace("value ->> 0", "value")
 
 Row = tuple[Any, ...]
 
@@ -80,6 +83,7 @@ class Looks:
         self._find_due = for_sink(FIND_DUE, sink)
         self._find_due_of_tenant = for_sink(FIND_DUE_OF_TENANT, sink)
         self._find_due_in_turns = for_sink(FIND_DUE_IN_TURNS, sink)
+        self._find_first_in_turns = for_sink(FIND_FIRST_IN_TURNS, sink)
         self._find_next = for_sink(FIND_NEXT, sink)
         self._tenants = DueTenants(read, limits, sink)
         self._backlog = False
@@ -153,7 +157,7 @@ class Looks:
         self._tenants.took_turns(tenants, [tenant for tenant in tenants if tenant in with_more])
         found.sort(key=_due_at)
         if not held_back.timers:  # What is held back comes before some of these, and is not in hand.
-            self._places.found(found, passed)
+            self._places.found(found, passed, with_more)
         return found, bool(with_more) or others or not all_known
 
     async def _read_turns(
@@ -168,12 +172,18 @@ class Looks:
                 break
             turn += -(-missing // len(asked))
             # One more than a turn tells who has more.
-            statement = self._find_due_of_tenant if len(asked) == 1 else self._find_due_in_turns
-            places = json.dumps(self._places.of(asked))
-            rows = await self._read(statement, {**parameters, "tenants": places, "turn": turn + 1})
+            statement, whom = self._turns_of(asked)
+            rows = await self._read(statement, {**parameters, "tenants": whom, "turn": turn + 1})
             by_tenant |= _by_tenant(rows)
             asked = [tenant for tenant in asked if len(by_tenant.get(tenant, ())) > turn]
         return by_tenant, set(asked)
+
+    def _turns_of(self, tenants: list[TenantId]) -> tuple[str, str]:
+        """Return the statement that reads the next of some tenants, and their list as it takes it."""
+        if len(tenants) > 1 and not self._places.know_any(tenants):
+            return self._find_first_in_turns, json.dumps(tenants)
+        statement = self._find_due_of_tenant if len(tenants) == 1 else self._find_due_in_turns
+        return statement, json.dumps(self._places.of(tenants))
 
 
 def _keys(timers: Iterable[TimerKey]) -> str:
@@ -199,6 +209,9 @@ def _in_turns(of_tenants: Collection[list[Row]], limit: int) -> tuple[list[Row],
 def _by_tenant(rows: Iterable[Row]) -> dict[TenantId, list[Row]]:
     """Return each tenant's timers, oldest first."""
     found = defaultdict[TenantId, list[Row]](list)
-    for row in sorted(rows, key=_place):
+    for row in rows:
         found[row[0]].append(row)
+    for of_tenant in found.values():
+        if len(of_tenant) > 1:
+            of_tenant.sort(key=_place)
     return found

@@ -42,15 +42,29 @@ class Places:
         """Return tenants, each with the place after which its timers have to be looked for."""
         return [(tenant_id, *self._known.get(tenant_id, START)) for tenant_id in tenants]
 
+    def know_any(self, tenants: Collection[TenantId]) -> bool:
+        """Return whether one of these tenants has a place."""
+        return not self._known.keys().isdisjoint(tenants)
+
     def to_pass(self, tenants: Collection[TenantId], claimed: Collection[TimerKey]) -> list[TimerKey]:
         """Return those claimed timers of some tenants that a look would find."""
-        unknown = set(tenants) - self._known.keys()
+        # Not a difference of sets: that would go through all places.
+        unknown = {tenant_id for tenant_id in tenants if tenant_id not in self._known}
         return [key for key in claimed if key[0] in unknown] if unknown else []
 
-    def found(self, rows: Iterable[tuple[Any, ...]], passed: Iterable[TimerKey]) -> None:
-        """Learn from what a look has found, which is about to be claimed, and what it has passed."""
+    def found(
+        self, rows: Iterable[tuple[Any, ...]], passed: Iterable[TimerKey], with_more: Collection[TenantId]
+    ) -> None:
+        """Learn from what a look has found, which is about to be claimed, and what it has passed.
+
+        Only tenants that have more are looked for again, so only they have a place.
+        """
         with_claimed = {tenant_id for tenant_id, _ in passed}
         for tenant_id, row in {row[0]: row for row in rows}.items():
+            if tenant_id not in with_more:
+                self._known.pop(tenant_id, None)
+                self._furthest.pop(tenant_id, None)
+                continue
             place, furthest = (text_ms(row[2]), row[1]), self._furthest.get(tenant_id)
             if furthest is None and tenant_id in with_claimed:
                 continue  # Claimed before places were kept: it may come after this one.
