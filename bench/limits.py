@@ -65,15 +65,16 @@ class Limits:
 
     def rate(self, name: str) -> float:
         """Return a rate in items per second: the median of all tries so far, at least a few."""
-        if name in _SCHEDULER and not self._rates[name]:
-            self._try_scheduler(sync_always=_SCHEDULER[name])
-        while name not in _SCHEDULER and len(self._rates[name]) < self._plan.repeats:
+        while len(self._rates[name]) < self._plan.repeats:
             self.try_again(name)
         return median(self._rates[name])
 
     def try_again(self, name: str) -> None:
         """Measure a limit once more, right beside what is compared with it: the machine's speed changes."""
-        self._rates[name].append(self._measure(name))
+        if name in _SCHEDULER:
+            self._try_scheduler(sync_always=_SCHEDULER[name])
+        else:
+            self._rates[name].append(self._measure(name))
 
     def lateness_ms(self, per_second: float, share: float) -> float:
         """Return a percentile of the lateness of the bare loop at a rate."""
@@ -89,13 +90,12 @@ class Limits:
             return _MEASURES[name](broker, self._count)
 
     def _try_scheduler(self, *, sync_always: bool) -> None:
-        """Measure both rates at once; a large number once, a small one a few times."""
+        """Measure both rates at once."""
         count = self._plan.peer_synced_burst if sync_always else self._plan.peer_burst
-        for _ in range(self._plan.repeats if sync_always else 1):
-            rates = schedules.taken_and_fired(self._folder, count, sync_always=sync_always)
-            names = [name for name, waits in _SCHEDULER.items() if waits is sync_always]
-            for name, rate in zip(names, rates, strict=True):
-                self._rates[name].append(rate)
+        rates = schedules.taken_and_fired(self._folder, count, sync_always=sync_always)
+        names = [name for name, waits in _SCHEDULER.items() if waits is sync_always]
+        for name, rate in zip(names, rates, strict=True):
+            self._rates[name].append(rate)
 
     def _store(self) -> tuple[float, float]:
         self._folder.mkdir()

@@ -29,7 +29,6 @@ from bench.load import Load
 from bench.plan import Plan
 from bench.report import Figure, Goal, median, percentile
 
-LARGE: Final = 100_000
 FAR_S: Final = 86_400
 DEFAULT_BATCH: Final = 2_000
 SAMPLE_S: Final = 0.02
@@ -98,9 +97,7 @@ def measure_limits(bench: Bench) -> Iterator[Figure]:
 def measure_ingest(bench: Bench) -> Iterator[Figure]:
     """Measure how fast a backlog of commands is drained: applied, committed and acknowledged."""
     rates = defaultdict[int, list[float]](list)
-    for count in _repeated(bench, bench.plan.ingest):
-        bench.limits.try_again(limits.PLAIN_READ)
-        bench.limits.try_again(limits.READ)
+    for count in _in_turns(bench, bench.plan.ingest, limits.PLAIN_READ, limits.READ, limits.AT_TAKES):
         rates[count].append(_ingest(bench, count))
     for count, tries in rates.items():
         yield from _against(bench, "ingest", f"backlog of {count:,}", median(tries), INGEST_GOALS)
@@ -115,10 +112,12 @@ def _against(
         yield Figure(part, shown, value, "/s", limit, bench.limits.rate(limit), goal)
 
 
-def _repeated(bench: Bench, counts: Sequence[int]) -> Iterator[int]:
-    """Yield each size as often as it is to be measured; the large ones are long enough for one time."""
-    for count in counts:
-        yield from itertools.repeat(count, bench.plan.repeats if count < LARGE else 1)
+def _in_turns(bench: Bench, counts: Sequence[int], *beside: str) -> Iterator[int]:
+    """Yield each size a few times; between the rounds, measure the limits that it is compared with."""
+    for _ in range(bench.plan.repeats):
+        for limit in beside:
+            bench.limits.try_again(limit)
+        yield from counts
 
 
 def _ingest(bench: Bench, count: int, batch_size: int | None = None) -> float:
@@ -146,9 +145,7 @@ def drain_rate(broker: Broker, count: int) -> float:
 def measure_burst(bench: Bench) -> Iterator[Figure]:
     """Measure many timers due at one instant: until the last event is at the subscriber."""
     tries = defaultdict[int, list[tuple[float, Memory]]](list)
-    for count in _repeated(bench, bench.plan.burst):
-        bench.limits.try_again(limits.PLAIN_PUBLISH)
-        bench.limits.try_again(limits.PUBLISH)
+    for count in _in_turns(bench, bench.plan.burst, limits.PLAIN_PUBLISH, limits.PUBLISH, limits.AT_FIRES):
         tries[count].append(burst(bench, rows.due_together, count))
     for count, measured in tries.items():
         name = f"{count:,} at one instant"
