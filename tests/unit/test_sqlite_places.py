@@ -120,7 +120,7 @@ def test_a_tenant_that_has_no_more_has_no_place_and_what_it_has_in_hand_is_passe
     places.begin(at(0))
     places.found(ROWS[:1], passed=[], with_more={ACME})
     places.found(ROWS[1:], passed=[], with_more=set())
-    claimed = [(ACME, "order-1"), (ACME, "order-2"), (GLOBEX, "order-1")]
+    claimed = [(ACME, call("order-1")), (ACME, call("order-2")), (GLOBEX, call("order-1"))]
 
     assert places.of([ACME]) == [(ACME, *START)]
     assert places.to_pass([ACME], claimed) == claimed[:2]
