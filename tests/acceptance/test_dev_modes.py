@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.support.documents import marked_blocks, read, table
 from tests.support.ports import free_port
 from tests.support.process import end_cli, run_cli, start_cli
+from timer_service.testing.walk import SETTLE_TIMEOUT_S
 
 TESTING = "docs/testing.md"
 
@@ -109,4 +110,4 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_names_the_limit_that_holds() -> None:
-    assert "gives up after 10 s in which nothing happened" in read(TESTING)
+    assert f"gives up after {SETTLE_TIMEOUT_S:g} s without progress" in read(TESTING)
