@@ -12,6 +12,7 @@ from timer_service.adapters.callback_headers import (
     with_secrets,
 )
 from timer_service.adapters.sealing import NotOpened, SecretKeys
+from timer_service.domain.messages import TimerKey
 
 TIMER = (ACME, call("order-1"))
 GIVEN = (("Authorization", "Bearer t0ken"), ("Accept", "text/plain"), ("X-Vendor", "k3y"))
@@ -45,6 +46,20 @@ def test_secret_values_are_shown_as_fingerprints() -> None:
     assert HeaderVault(SecretKeys([bytes(32)])).shown(TIMER, VAULT.sealed(TIMER, GIVEN))["X-Vendor"] == (
         "***** (sealed with a key that is missing)"
     )
+
+
+def test_a_fingerprint_is_equal_for_equal_values_of_a_tenant_and_for_nobody_without_the_key() -> None:
+    def shown(keys: SecretKeys, timer: TimerKey, value: str) -> str:
+        vault = HeaderVault(keys)
+        return vault.shown(timer, vault.sealed(timer, (("Authorization", value),)))["Authorization"]
+
+    ours, theirs = SecretKeys([bytes(range(32))]), SecretKeys([bytes(32)])
+    mask = shown(ours, TIMER, "secret")
+
+    assert mask == shown(ours, (ACME, call("order-2")), "secret")
+    assert mask != shown(ours, TIMER, "secreT")
+    assert mask != shown(ours, (GLOBEX, call("order-1")), "secret")
+    assert mask != shown(theirs, TIMER, "secret")  # A reader who guesses has nothing to compare with.
 
 
 def test_a_masked_value_that_is_sent_back_is_refused() -> None:

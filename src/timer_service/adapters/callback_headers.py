@@ -3,7 +3,6 @@
 import base64
 import re
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from typing import Final
 
 from timer_service.adapters.sealing import NotOpened, SecretKeys
@@ -139,15 +138,14 @@ class HeaderVault:
         if _is_clear(name):
             return value
         try:
-            return masked(timer[0], self._opened(timer, name, value))
+            return masked(self._keys, timer[0], self._opened(timer, name, value))
         except NotOpened:
             return _NOT_OPENED
 
 
-def masked(tenant_id: str, secret: str) -> str:
+def masked(keys: SecretKeys, tenant_id: str, secret: str) -> str:
     """Return a mask with eight digits by which a person can tell whether two secrets are the same."""
-    digest = sha256(f"{tenant_id}\n{secret}".encode()).hexdigest()
-    return f"***** ({digest[:8]})"
+    return f"***** ({keys.fingerprint(secret.encode(), tenant_id)[:8]})"
 
 
 def secrets_named(headers: Headers) -> Iterator[str]:

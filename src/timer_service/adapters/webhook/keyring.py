@@ -161,7 +161,7 @@ class Keyring:
     async def named(self, tenant_id: TenantId) -> dict[str, str]:
         """Return the names of a tenant's secrets with masks of their values."""
         found = (await self.read(tenant_id)).named or {}
-        return {name: masked(tenant_id, value) for name, value in found.items()}
+        return {name: masked(self._sealing, tenant_id, value) for name, value in found.items()}
 
     async def rewrap(self) -> int:
         """Seal with the newest key what is sealed with an older one; return how many there were."""
