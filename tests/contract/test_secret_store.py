@@ -1,9 +1,12 @@
 """Where the secrets of tenants are kept, and the keyring on top of it."""
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,3 +212,40 @@ def test_the_file_of_the_secrets_is_only_for_us(tmp_path: Path) -> None:
     asyncio.run(store.save_secrets([SECRET]))
 
     assert (tmp_path / "timers.db.secrets").stat().st_mode & 0o777 == 0o600
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads for what would hold up the event loop; knows how much they did, and how much at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = self.most_at_once = self.total = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        self.at_once += 1
+        self.total += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        return super().submit(self._work, fn, *args, **kwargs)
+
+    def _work(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            self.at_once -= 1
+
+
+async def test_the_secrets_of_many_tenants_in_a_file_occupy_one_thread_which_each_uses_twice(
+    tmp_path: Path,
+) -> None:
+    store = SqliteSecretStore(secrets_path(tmp_path / "timers.db"))
+    await store.save_secrets([SECRET])
+    asyncio.get_running_loop().set_default_executor(threads := _Threads())
+    ring = keyring_of(store)
+
+    tenants = [TenantId(f"tenant-{number}") for number in range(10)]
+    found = await asyncio.gather(*(ring.secrets_for(each, Signing.ED25519) for each in tenants))
+
+    assert threads.most_at_once == 1
+    assert threads.total == 2 * len(tenants)  # To look for a key, and to keep a new one.
+    stored = [await keyring_of(store).read(each) for each in tenants]
+    assert found == stored

@@ -1,5 +1,6 @@
 """Secrets of tenants in a small SQLite file beside that of the timers."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -47,10 +48,15 @@ class SqliteSecretStore:
 
     def __init__(self, path: Path) -> None:
         self._file = SideFile(path, _SCHEMA)
+        # For what callbacks of many tenants need at once: a second thread reads no faster, and each of them
+        # takes the interpreter from the event loop.
+        self._turn = asyncio.Lock()
 
     async def secrets_of(self, tenant_id: TenantId) -> Sequence[StoredSecret]:
         """Return a tenant's secrets."""
-        return [secret_rows.secret(row) for row in await self._file.ask(_OF, (tenant_id,))]
+        async with self._turn:
+            found = await self._file.ask(_OF, (tenant_id,))
+        return [secret_rows.secret(row) for row in found]
 
     async def secrets_after(self, place: SecretPlace | None, limit: int) -> Sequence[StoredSecret]:
         """Return the next secrets in the order of their places."""
@@ -59,7 +65,8 @@ class SqliteSecretStore:
 
     async def add_secret(self, secret: StoredSecret) -> bool:
         """Keep a secret unless its place is taken."""
-        return await self._file.change(_ADD, secret_rows.row(secret)) > 0
+        async with self._turn:
+            return await self._file.change(_ADD, secret_rows.row(secret)) > 0
 
     async def save_secrets(self, secrets: Sequence[StoredSecret]) -> None:
         """Keep secrets in place of what was there."""

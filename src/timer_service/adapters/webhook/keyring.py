@@ -87,10 +87,17 @@ class Keyring:
             async with self._turns:
                 found = found or await self.read(tenant_id)
                 if not found.keys(kind, self._now()):
-                    names = [each.name for each in found.signing if each.key.kind is kind]
-                    await self._store.add_secret(self._sealed_key(tenant_id, new_key(kind), names))
-                    found = await self.read(tenant_id)
+                    found = await self._with_new_key(tenant_id, kind, found)
         return found
+
+    async def _with_new_key(self, tenant_id: TenantId, kind: Signing, found: TenantSecrets) -> TenantSecrets:
+        names = [each.name for each in found.signing if each.key.kind is kind]
+        key = new_key(kind)
+        added = self._sealed_key(tenant_id, key, names)
+        if not await self._store.add_secret(added):
+            return await self.read(tenant_id)  # Somebody else was first: theirs counts.
+        kept = KeptKey(added.name, key, added.created_at, added.ends_at)
+        return self._remembered(tenant_id, replace(found, signing=[*found.signing, kept]))
 
     def _fresh(self, tenant_id: TenantId) -> TenantSecrets | None:
         """Return what was read a moment ago."""
@@ -109,7 +116,9 @@ class Keyring:
             else:
                 key = SigningKey(Signing(each.kind.value), opened)
                 signing.append(KeptKey(each.name, key, each.created_at, each.ends_at))
-        found = TenantSecrets(signing, named)
+        return self._remembered(tenant_id, TenantSecrets(signing, named))
+
+    def _remembered(self, tenant_id: TenantId, found: TenantSecrets) -> TenantSecrets:
         self._cached[tenant_id] = (self._elapsed_s(), found)
         self._cached.move_to_end(tenant_id)
         self._forget_old()
