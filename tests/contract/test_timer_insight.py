@@ -1,5 +1,6 @@
 """What every insight into a store promises; ports/timer_insight.py says it in words."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -83,9 +84,21 @@ async def test_shares_are_of_both_sinks_and_name_those_who_have_the_most(store: 
     await over_http(store, "http", 61)
 
     zulu = TENANTS[0]
-    assert await store.insight.shares(at(60), at(121), 5) == Shares(7, {ACME: 3, zulu: 2, GLOBEX: 2})
-    assert await store.insight.shares(at(60), at(121), 2) == Shares(7, {ACME: 3, zulu: 2})
-    assert await store.insight.shares(at(241), at(999), 5) == Shares(0, {})
+    whole, part, none = Shares(7, {ACME: 3, zulu: 2, GLOBEX: 2}), Shares(7, {ACME: 3, zulu: 2}), Shares(0, {})
+    assert await store.insight.shares([at(60), at(121)], 5) == [whole]
+    assert await store.insight.shares([at(60), at(121)], 2) == [part]
+    assert await store.insight.shares([at(241), at(999)], 5) == [none]
+
+
+async def test_the_shares_of_many_spans_are_those_of_each_of_them(store: Store) -> None:
+    await over_http(store, "http", 61)
+    edges = [at(0), at(60), at(61), at(62), at(120), at(241), at(999)]
+
+    for limit in (1, 2, 5):
+        each = [await store.insight.shares(span, limit) for span in itertools.pairwise(edges)]
+
+        assert await store.insight.shares(edges, limit) == [*itertools.chain(*each)]
+    assert [share.total for share in await store.insight.shares(edges, 1)] == [0, 3, 1, 0, 12, 0]
 
 
 async def test_a_glance_shows_what_each_tenant_has_to_come(store: Store) -> None:

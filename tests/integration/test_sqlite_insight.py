@@ -59,7 +59,7 @@ async def test_whoever_looks_does_not_wait_for_a_long_count(tmp_path: Path) -> N
         pass
     fill(path, 10)
     async with open_sqlite_store(path, lambda: START) as store, store._questions.asking(COUNTING):
-        counting = asyncio.ensure_future(store.insight.shares(at(0), at(3_600), 5))
+        counting = asyncio.ensure_future(store.insight.shares([at(0), at(3_600)], 5))
 
         for ask in (QUESTIONS["page"], QUESTIONS["count"], QUESTIONS["glance"], QUESTIONS["tenants"]):
             await ask(store.insight)

@@ -35,7 +35,7 @@ QUESTIONS: dict[str, Callable[[Insight], Awaitable[object]]] = {
     "count fired": lambda insight: insight.count(of(state=REACHED), 1_000),
     "load": lambda insight: insight.load(_SPAN, None),
     "load of tenant": lambda insight: insight.load(_SPAN, frozenset({BIG})),
-    "shares": lambda insight: insight.shares(*_SPAN, 10),
+    "shares": lambda insight: insight.shares(_SPAN, 10),
     "glance": lambda insight: insight.glance([BIG, SMALL], *_SPAN, 100),
     "get": lambda insight: insight.get([(BIG, call(f"Scheduled-{n}")) for n in range(1, 100)]),
     "find": lambda insight: insight.find(call("Scheduled-9"), None, 50),

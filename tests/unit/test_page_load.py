@@ -1,7 +1,7 @@
 """Load: what is going to be due, whether it can be fired in time, and how late timers were."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, schedule
 from tests.unit.test_page_refused import ADMIN, rendered, visit
 from timer_service.adapters.http.pages.charts import HEIGHT, bar_chart, bound_text, heat_map
-from timer_service.adapters.http.pages.counting import DueDesk
+from timer_service.adapters.http.pages.counting import Due, DueDesk
 from timer_service.adapters.http.pages.render import written
 from timer_service.adapters.http.pages.screens.load import LoadScreen, summary
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Look, PageError, Role, User
@@ -182,15 +182,15 @@ class SlowInsight(MemoryInsight):
     def __init__(self) -> None:
         super().__init__({}, {})
         self.answers = asyncio.Event()
-        self.asked = 0
+        self.asked: list[Sequence[datetime]] = []
         self.error: TransientError | None = None
 
-    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
-        self.asked += 1
+    async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
+        self.asked.append(edges)
         await self.answers.wait()
         if self.error is not None:
             raise self.error
-        return Shares(7, {ACME: 7})
+        return [Shares(7, {ACME: 7})] * (len(edges) - 1)
 
 
 async def test_nobody_waits_for_a_long_count_and_the_next_visit_shows_it() -> None:
@@ -224,7 +224,27 @@ async def test_a_count_is_shared_for_a_while_and_the_older_one_stands_where_the_
 
     assert first is again is older
     assert newer is not None
-    assert (newer.at, insight.asked) == (at(60), 60 + 1 + 60)
+    assert (newer.at, len(insight.asked)) == (at(60), 3)
+
+
+async def test_an_hour_is_one_question_and_no_question_is_about_more_than_six_hours() -> None:
+    insight, found = SlowInsight(), dict[Span, Due | None]()
+    insight.answers.set()
+    desk = DueDesk(insight, lambda: 0.0, wait_s=PATIENCE_S)
+    async with desk.running():
+        for span, questions in {Span.HOUR: 1, Span.TWO_DAYS: 8, Span.MONTH: 4 * 30}.items():
+            insight.asked.clear()
+            found[span] = await desk.due(NOW, span, None)
+
+            spans = [(asked[0], asked[-1]) for asked in insight.asked]
+            assert len(spans) == questions
+            assert max(until - since for since, until in spans) <= timedelta(hours=6)
+            # One goes on where the one before has ended.
+            assert [until for _, until in spans[:-1]] == [since for since, _ in spans[1:]]
+
+    # A day is in four pieces, a minute and an hour in one.
+    totals = {Span.HOUR: [7] * 60, Span.TWO_DAYS: [7] * 48, Span.MONTH: [28] * 30}
+    assert {span: due and due.totals for span, due in found.items()} == totals
 
 
 async def test_a_count_of_another_hour_is_not_shown() -> None:

@@ -16,6 +16,7 @@ from timer_service.config import Settings
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
 from timer_service.ports.health import Health, Recent
+from timer_service.waiting import RightOfWay
 from timer_service.wiring.page import build_page
 
 SECRET = "nats://10.0.0.7:4222 refuses: TimeoutError"
@@ -118,27 +119,46 @@ async def test_a_chart_that_is_still_counted_is_asked_for_again() -> None:
     assert "being counted" in nobody_counts.body.decode()
 
 
-async def test_a_minute_in_which_nothing_fired_is_a_gap_in_the_line() -> None:
-    pages = await Pages().open()
-    live = Live(
-        FiguresDesk(
-            pages.parts.timers,
-            pages.parts.opened.store.insight,
-            pages.parts.health,
-            dict,
-            pages.parts.clock.now,
-            lambda: 0.0,
-        ),
-        lambda: 0.5,
+def watched(pages: Pages, *lateness_s: float | None) -> Live:
+    """Return live numbers with a minute of history for each lateness."""
+    parts = pages.parts
+    desk = FiguresDesk(
+        parts.timers, parts.opened.store.insight, parts.health, dict, parts.clock.now, lambda: 0.0
     )
-    for late_s in (0.2, 0.1, None, 0.2, None):
+    live = Live(desk, lambda: 0.5, RightOfWay())
+    for late_s in lateness_s:
         recent = Recent(1.0, 1.0, late_s, late_s)
         live.history.append(
             Figures("", is_well=True, pending=1, overdue=0, oldest_overdue_s=0, recent=recent)
         )
+    return live
+
+
+async def test_a_minute_in_which_nothing_fired_is_a_gap_in_the_line() -> None:
+    pages = await Pages().open()
+    live = watched(pages, 0.2, 0.1, None, 0.2, None)
     pages.app = build_page(Settings(page_port=8070), pages.parts, live=live)
 
     page = (await pages.get()).body.decode()
 
     [line] = re.findall(r'aria-label="Lateness, p50 over the last hour">\s*<path d="([^"]*)"', page)
     assert line == "M0.0,2.0h0L30.0,14.0M90.0,2.0h0"
+
+
+async def test_what_is_less_than_a_second_away_is_now() -> None:
+    pages = await Pages().open()
+    dues = {"late": -5, "just": -0.9, "soon": 0.9, "next": 1}
+    await pages.have(*(schedule(name, due_s) for name, due_s in dues.items()))
+
+    page = (await pages.get()).body.decode()
+
+    shown = re.findall(r'data-at="\d+">([^<]*)</span>.*?<bdi>(late|just|soon|next)</bdi>', page)
+    assert shown == [("5 s ago", "late"), ("now", "just"), ("now", "soon"), ("in 1 s", "next")]
+
+
+async def test_one_minute_is_not_drawn_as_a_line() -> None:
+    pages = await Pages().open()
+    live = watched(pages, 0.2)
+    pages.app = build_page(Settings(page_port=8070), pages.parts, live=live)
+
+    assert b'class="spark"' not in (await pages.get()).body

@@ -18,7 +18,7 @@ from timer_service.adapters.http.pages.app import Looks
 from timer_service.adapters.http.pages.assets import Assets
 from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.letter_desk import LetterDesk
-from timer_service.adapters.http.pages.render import Renderer
+from timer_service.adapters.http.pages.render import Renderer, as_json
 from timer_service.adapters.http.pages.screens.refused import RefusedScreens
 from timer_service.adapters.http.pages.visit import (
     SCOPES_OF,
@@ -179,6 +179,15 @@ async def test_hostile_bodies_are_shown_as_text() -> None:
         assert "<script>alert" not in page
         assert "<b>bold" not in page
     assert "&lt;/textarea&gt;&lt;script&gt;" in await rendered(shown[1])
+
+
+async def test_a_large_number_in_a_body_is_shown_to_its_last_digit() -> None:
+    async with open_site() as site:
+        refused = screens(site, letter(body=b'{"amount": 12345678901234567890123}'))
+        screen = await refused.letter(visit(n="1"))
+
+    assert "12345678901234567890123" in await rendered(screen)
+    assert b"12345678901234567890123" in as_json(screen.model)
 
 
 async def rendered(screen: Screen) -> str:

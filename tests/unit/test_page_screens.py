@@ -1,6 +1,7 @@
 """What the screens show and do; the browser tests see the same with a browser's eyes."""
 
 import asyncio
+import contextlib
 import html
 import re
 from datetime import timedelta
@@ -13,7 +14,7 @@ import pytest
 from tests.contract.test_delivery_store import ask, attempt, fire
 from tests.support.documents import ROOT
 from tests.support.explanations import MemoryLetterBox
-from tests.support.pages import Courtesy, Pages, addresses
+from tests.support.pages import HOST, Courtesy, Pages, addresses
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
 from tests.unit.test_page_refused import letter
@@ -29,7 +30,7 @@ from timer_service.domain.messages import ServiceCallId
 from timer_service.domain.timer import TimerState
 from timer_service.ports.health import Health
 from timer_service.testing import START
-from timer_service.waiting import owned
+from timer_service.waiting import RightOfWay, owned
 
 HOSTILE = ("<script>alert(1)</script>", "a\"b'c", "/../%2F+#?&x=1", "rtl\u202eevil", "{{7*7}}", "日本-ü")
 STRANGE = (
@@ -303,7 +304,7 @@ async def test_streams_carry_what_changed_and_end_at_once(pages: Pages) -> None:
     parts, clock = pages.parts, pages.site.clock
     insight = parts.opened.store.insight
     desk = FiguresDesk(parts.timers, insight, parts.health, dict, clock.now, lambda: clock.elapsed_s)
-    live = Live(desk, lambda: 0.5)
+    live = Live(desk, lambda: 0.5, RightOfWay())
     sent: list[bytes] = []
     enough = asyncio.Event()
 
@@ -321,11 +322,74 @@ async def test_streams_carry_what_changed_and_end_at_once(pages: Pages) -> None:
     assert not re.search(rb"[<>]", b"".join(sent))
 
 
+async def test_streams_are_written_to_one_after_the_other_when_nothing_is_being_fired(pages: Pages) -> None:
+    parts, clock, way = pages.parts, pages.site.clock, Courtesy()
+    insight = parts.opened.store.insight
+    desk = FiguresDesk(parts.timers, insight, parts.health, dict, clock.now, lambda: clock.elapsed_s)
+    live = Live(desk, lambda: 0.5, way)
+    told: list[int] = []
+    all_told = asyncio.Event()
+
+    async def watch(number: int) -> None:
+        async def send(chunk: bytes) -> None:
+            if chunk.startswith(b"data:"):
+                told.append(number)
+                if len(told) == 1:
+                    urgent.enter_context(way.taken())
+                if len(told) == 3:
+                    all_told.set()
+
+        await _run(live.stream(None).run(send))
+
+    with contextlib.ExitStack() as urgent:
+        async with asyncio.TaskGroup() as tasks, live.running():
+            for number in range(3):
+                tasks.create_task(watch(number))
+            for _ in range(MANY_TURNS):
+                await asyncio.sleep(0)
+            told_meanwhile = [*told]
+            urgent.close()
+            async with asyncio.timeout(PATIENCE_S):
+                await all_told.wait()
+
+    assert told_meanwhile == [0]
+    assert told == [0, 1, 2]
+
+
+async def test_no_proxy_holds_a_stream_back() -> None:
+    pages = await Pages().open()
+    sent: list[dict[str, Any]] = []
+    begun = asyncio.Event()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        if message.get("body"):
+            begun.set()
+
+    async def receive() -> dict[str, Any]:
+        await begun.wait()
+        return {"type": "http.disconnect"}
+
+    raw = [(b"host", HOST.encode()), (b"accept-encoding", b"gzip")]
+    scope = {"type": "http", "method": "GET", "path": "/ui/live", "query_string": b"", "headers": raw}
+    async with asyncio.timeout(PATIENCE_S):
+        await pages.app(scope | {"client": ("127.0.0.1", 1)}, receive, send)
+
+    headers = dict(sent[0]["headers"])
+    assert headers[b"content-type"] == b"text/event-stream"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert b"no-store" in headers[b"cache-control"]
+    # As soon as it is written, and not when a compressor has enough of it.
+    assert not headers.keys() & {b"content-encoding", b"content-length"}
+    assert sent[1]["body"].startswith(b"retry: ")
+
+
 async def test_too_many_streams_are_refused(pages: Pages) -> None:
     parts, clock = pages.parts, pages.site.clock
     live = Live(
         FiguresDesk(parts.timers, parts.opened.store.insight, parts.health, dict, clock.now, lambda: 0.0),
         lambda: 0.5,
+        RightOfWay(),
     )
 
     async def send(_: bytes) -> None:

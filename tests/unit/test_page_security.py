@@ -175,6 +175,17 @@ async def test_a_form_of_another_site_changes_nothing(headers: dict[str, str], p
     assert (pages.site.store.timers[ACME, call("a")].cancelled_at is not None) == passes
 
 
+async def test_two_pages_on_one_host_do_not_log_each_other_out() -> None:
+    names = set[str]()
+    for port in (8070, 8071):
+        pages = await Pages({"page_host": "192.0.2.1", "page_port": port, "page_key": PAGE_KEY}).open()
+        reply = await pages.post("login", {"key": PAGE_KEY})
+        names.add(reply.headers["set-cookie"].partition("=")[0])
+
+    # A browser sends a cookie to every port of a host.
+    assert len(names) == 2
+
+
 async def test_a_session_ends_with_its_key_with_time_and_with_idleness(closed: Pages) -> None:
     await closed.add_key("tmr_ops_secret", ALL, *SCOPES_OF[Role.VIEWER])
     clock = closed.site.clock

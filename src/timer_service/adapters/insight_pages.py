@@ -167,14 +167,20 @@ def _edge_of(place: Place | None, tenant_id: TenantId) -> Edge:
     return Edge(at, _FIRST_ID if whose < tenant_id else _LAST_ID)
 
 
-def merged_shares(found: Sequence[Sequence[Any]], limit: int) -> Shares:
-    """Return one answer for the sinks: tenant, how many, and how many of all tenants, in each row."""
-    of = Counter[TenantId]()
+def merged_shares(found: Sequence[Sequence[Any]], spans: int, limit: int) -> list[Shares]:
+    """Return one answer for the sinks: span, tenant, how many, and how many of all tenants, in each row."""
+    of, totals = [Counter[TenantId]() for _ in range(spans)], [0] * spans
     for rows_of_sink in found:
-        for tenant, count, _ in rows_of_sink:
-            of[TenantId(tenant)] += count
-    total = sum(rows_of_sink[0][2] for rows_of_sink in found if rows_of_sink)
-    return Shares(total, dict(sorted(of.items(), key=lambda each: (-each[1], each[0]))[:limit]))
+        of_all = dict[int, int]()
+        for nth, tenant, count, total in rows_of_sink:
+            of[nth][TenantId(tenant)] += count
+            of_all[nth] = total
+        for nth, total in of_all.items():
+            totals[nth] += total
+    return [
+        Shares(total, dict(sorted(each.items(), key=lambda share: (-share[1], share[0]))[:limit]))
+        for each, total in zip(of, totals, strict=True)
+    ]
 
 
 def merged_glances(found: Sequence[Sequence[Any]], at_most: int) -> list[Glance]:

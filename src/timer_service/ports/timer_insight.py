@@ -141,8 +141,8 @@ class TenantInsight(Protocol):
         """
         ...
 
-    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
-        """Count what is scheduled in a span, of all tenants. This costs what there is in the span."""
+    async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
+        """Count like `load`, of all tenants, and name up to `limit` tenants for each span."""
         ...
 
     async def failing(self, tenants: frozenset[TenantId] | None, limit: int) -> Sequence[Failing]:

@@ -39,8 +39,11 @@ class MemoryInsight:
             for since, until in pairs
         ]
 
-    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
-        """Count by tenant."""
+    async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
+        """Count each span by tenant."""
+        return [self._shares(since, until, limit) for since, until in itertools.pairwise(edges)]
+
+    def _shares(self, since: datetime, until: datetime, limit: int) -> Shares:
         found = self._between(TimerFilter(since=since, until=until), None, None)
         of = Counter(timer.tenant_id for timer in found)
         return Shares(len(found), dict(sorted(of.items(), key=lambda each: (-each[1], each[0]))[:limit]))

@@ -90,7 +90,7 @@ async def page(settings: Settings, parts: PageParts) -> AsyncIterator[None]:
     people = _people(settings, parts)
     await _refuse_to_be_closed_to_all(settings, parts, people)
     listener = parts.listener or listen(settings.page_host, settings.page_port, remedy=REMEDY)
-    live, due = Live(_desk(parts), parts.chance), _due(parts)
+    live, due = _live(parts), _due(parts)
     desk, broker = bulk_desk(parts), BrokerDesk(parts.broker, parts.elapsed_s)
     app = build_page(settings, parts, people, live, desk, due, broker)
     app.load()
@@ -117,8 +117,8 @@ def build_page(
 ) -> PageApp:
     """Return the application, which knows no port."""
     people = people or _people(settings, parts)
-    insight, desk = parts.opened.store.insight, _desk(parts)
-    live, due = live or Live(desk, parts.chance), due or _due(parts)
+    live, due = live or _live(parts), due or _due(parts)
+    insight, desk = parts.opened.store.insight, live.desk
     bulk, broker = bulk or bulk_desk(parts), broker or BrokerDesk(parts.broker, parts.elapsed_s)
     auditor, past = Auditor(parts.opened.audit, parts.clock.now), Past(parts.opened.audit, insight)
     letters = LetterDesk(parts.letters, parts.timers, Subjects(settings.subject_prefix), auditor)
@@ -174,6 +174,10 @@ def bulk_desk(parts: PageParts) -> BulkDesk:
         chance=parts.chance,
         right_of_way=parts.right_of_way,
     )
+
+
+def _live(parts: PageParts) -> Live:
+    return Live(_desk(parts), parts.chance, parts.right_of_way)
 
 
 def _desk(parts: PageParts) -> FiguresDesk:

@@ -77,13 +77,17 @@ FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS span(since, until, nth) O
 """
 _LOAD_OF_TENANT: Final = _LOAD.replace("WHERE state", "WHERE tenant_id = $3 AND state")
 
-# By the index of turns, which has tenant and due time.
+# By the index of turns, which has tenant and due time; span by span, so that each is a range of it.
 _SHARES: Final = f"""
-SELECT tenant_id, n, (sum(n) OVER ())::bigint FROM (
-  SELECT tenant_id, count(*) AS n FROM timer_schedules
-  WHERE state = 'Scheduled' AND sink = 0 AND {BUCKET} BETWEEN $3::integer AND $4::integer
-    AND due_at >= $1::text::timestamptz AND due_at < $2::text::timestamptz GROUP BY tenant_id) AS found
-ORDER BY n DESC, tenant_id LIMIT $5
+SELECT (nth - 1)::integer, share.tenant_id, share.n, share.total
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[])
+  WITH ORDINALITY AS span(since, until, first, last, nth), LATERAL (
+    SELECT tenant_id, n, (sum(n) OVER ())::bigint AS total FROM (
+      SELECT tenant_id, count(*) AS n FROM timer_schedules
+      WHERE state = 'Scheduled' AND sink = 0 AND {BUCKET} BETWEEN span.first AND span.last
+        AND due_at >= span.since::timestamptz AND due_at < span.until::timestamptz
+      GROUP BY tenant_id) AS found
+    ORDER BY n DESC, tenant_id LIMIT $5) AS share
 """  # noqa: S608
 
 _PENDING: Final = "FROM timer_schedules WHERE tenant_id = wanted.tenant AND state = 'Scheduled' AND sink = 0"
@@ -116,11 +120,12 @@ class PostgresInsight(PagedInsight[list[Any]]):
                 counts = [count + more for count, (more,) in zip(counts, found, strict=True)]
         return counts
 
-    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+    async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
         """Count by tenant, in one pass for each sink."""
-        span = [rows.text(since), rows.text(until), bucket_of(since), bucket_of(until), limit]
-        found = [await self._answers.ask(rows.for_sink(_SHARES, sink), *span) for sink in Sink]
-        return merged_shares(found, limit)
+        moments, buckets = [*map(rows.text, edges)], [*map(bucket_of, edges)]
+        wanted = [moments[:-1], moments[1:], buckets[:-1], buckets[1:], limit]
+        found = [await self._answers.ask(rows.for_sink(_SHARES, sink), *wanted) for sink in Sink]
+        return merged_shares(found, len(edges) - 1, limit)
 
     async def glance(
         self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int

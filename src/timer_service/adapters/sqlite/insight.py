@@ -88,10 +88,15 @@ FROM json_each(:spans) ORDER BY key
 
 # By an index that has all that is asked for, in one pass.
 _SHARES: Final = """
-SELECT tenant_id, n, sum(n) OVER () FROM (
-  SELECT tenant_id, count(*) AS n FROM timer_schedules INDEXED BY timer_schedules_due
-  WHERE sink = 0 AND pending_due_ms >= :since AND pending_due_ms < :until GROUP BY tenant_id)
-ORDER BY n DESC, tenant_id LIMIT :limit
+SELECT nth, tenant_id, n, total FROM (
+  SELECT nth, tenant_id, n, sum(n) OVER (PARTITION BY nth) AS total,
+    row_number() OVER (PARTITION BY nth ORDER BY n DESC, tenant_id) AS place
+  FROM (
+    SELECT key AS nth, tenant_id, count(*) AS n
+    FROM json_each(:spans) CROSS JOIN timer_schedules INDEXED BY timer_schedules_due
+    WHERE sink = 0 AND pending_due_ms >= value ->> 0 AND pending_due_ms < value ->> 1
+    GROUP BY key, tenant_id))
+WHERE place <= :limit
 """
 
 _PENDING: Final = """
@@ -121,7 +126,7 @@ class SqliteInsight(PagedInsight[dict[str, Any]]):
 
     async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:
         """Count by ranges of an index that has all that is asked for."""
-        spans = json.dumps(list(itertools.pairwise(map(epoch_ms, edges))))
+        spans = _spans(edges)
         counts = [0] * (len(edges) - 1)
         for tenant_id in [NOBODY] if tenants is None else tenants:
             for sink in Sink:
@@ -130,11 +135,11 @@ class SqliteInsight(PagedInsight[dict[str, Any]]):
                 counts = [count + more for count, (more,) in zip(counts, found, strict=True)]
         return counts
 
-    async def shares(self, since: datetime, until: datetime, limit: int) -> Shares:
+    async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
         """Count by tenant, in one pass for each sink."""
-        span = {"since": epoch_ms(since), "until": epoch_ms(until), "limit": limit}
-        found = [await self._ask(rows.for_sink(_SHARES, sink), span, COUNTING) for sink in Sink]
-        return merged_shares(found, limit)
+        wanted = {"spans": _spans(edges), "limit": limit}
+        found = [await self._ask(rows.for_sink(_SHARES, sink), wanted, COUNTING) for sink in Sink]
+        return merged_shares(found, len(edges) - 1, limit)
 
     async def glance(
         self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
@@ -285,6 +290,10 @@ def _between(bounds: Bounds, limit: int) -> dict[str, Any]:
 
 def _ms(edge: Edge, otherwise: int) -> int:
     return otherwise if edge.at is None else epoch_ms(edge.at)
+
+
+def _spans(edges: Sequence[datetime]) -> str:
+    return json.dumps(list(itertools.pairwise(map(epoch_ms, edges))))
 
 
 def _moment(ms: int) -> datetime:

@@ -120,29 +120,44 @@ class DueDesk:
 
     async def _count(self, span: Span, tenants: Tenants, now: datetime) -> None:
         began_s, moments = self._elapsed_s(), edges(now, span)
-        steps = [await self._step(*pair, tenants) for pair in itertools.pairwise(moments)]
+        totals, of = [0] * (len(moments) - 1), [Counter[TenantId]() for _ in moments[1:]]
+        for asked in _questions(moments):
+            found = await self._shares([moment for moment, _ in asked], tenants)
+            for (_, step), shares in zip(asked, found, strict=False):  # The last moment only ends them.
+                totals[step] += shares.total
+                of[step].update(shares.of)
+        steps = [*map(Shares, totals, of)]
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         now_s = self._elapsed_s()
         lasts_s = max(FRESH_S, MAX_SHARE * (now_s - began_s))
         self._kept[span, tenants] = _Kept(Due(now, moments, steps), now_s, lasts_s)
 
-    async def _step(self, since: datetime, until: datetime, tenants: Tenants) -> Shares:
-        total, of = 0, Counter[TenantId]()
-        for start, end in _pieces(since, until):
-            if tenants is None:
-                found = await self._insight.shares(start, end, MAX_NAMED)
-                total, of = total + found.total, of + Counter(found.of)
-                continue
-            for each in sorted(tenants):
-                [count] = await self._insight.load([start, end], frozenset({each}))
-                total, of = total + count, of + Counter({each: count})
-        return Shares(total, of)
+    async def _shares(self, moments: Sequence[datetime], tenants: Tenants) -> Sequence[Shares]:
+        if tenants is None:
+            return await self._insight.shares(moments, MAX_NAMED)
+        of = {each: await self._insight.load(moments, frozenset({each})) for each in sorted(tenants)}
+        return [
+            Shares(sum(counts), dict(zip(of, counts, strict=True)))
+            for counts in zip(*of.values(), strict=True)
+        ]
 
 
 def _is_of_use(kept: _Kept, now: datetime) -> bool:
     """Return whether an older count may still be shown; one of another hour would mislead."""
     return timedelta() <= now - kept.due.at <= timedelta(seconds=kept.lasts_s) + MAX_STALE
+
+
+def _questions(moments: Sequence[datetime]) -> Iterator[list[tuple[datetime, int]]]:
+    """Yield the moments of each question, with the step that begins or goes on there; the last ends it."""
+    asked: list[tuple[datetime, int]] = []
+    for step, span in enumerate(itertools.pairwise(moments)):
+        for start, end in _pieces(*span):
+            if asked and end - asked[0][0] > MAX_PIECE:
+                yield [*asked, (start, step)]
+                asked = []
+            asked.append((start, step))
+    yield [*asked, (moments[-1], len(moments))]
 
 
 def _pieces(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:

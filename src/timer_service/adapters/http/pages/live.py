@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from timer_service.adapters.http.pages.figures import Figures, FiguresDesk, Tenants
 from timer_service.adapters.http.pages.visit import PageError, Stream
 from timer_service.domain.errors import TransientError
-from timer_service.waiting import Over, owned, unless
+from timer_service.waiting import RightOfWay, owned
 
 TICK_S: Final = 1.0
 SAMPLE_S: Final = 60.0
@@ -18,6 +18,8 @@ KEPT_SAMPLES: Final = 60
 MAX_STREAMS: Final = 50
 QUIET_TICKS: Final = 15
 """So many ticks without news before a comment is sent: proxies close what is silent."""
+PATIENCE_S: Final = 0.1
+"""How long all streams together wait for what is due, at each tick."""
 MIN_RETRY_MS: Final = 1_000
 MAX_RETRY_MS: Final = 5_000
 
@@ -28,16 +30,16 @@ Measure = Callable[[], Awaitable[Measured]]
 class Live:
     """Figures and text for the pages that are open, and the last hour of them."""
 
-    def __init__(self, desk: FiguresDesk, chance: Callable[[], float]) -> None:
-        self._desk = desk
+    def __init__(self, desk: FiguresDesk, chance: Callable[[], float], right_of_way: RightOfWay) -> None:
+        self.desk = desk
         self._chance = chance
+        self._right_of_way = right_of_way
         self.history: deque[Figures] = deque(maxlen=KEPT_SAMPLES)
-        self._watched: Counter[Hashable] = Counter()
+        self._watching: dict[asyncio.Event, Hashable] = {}
         self._measures: dict[Hashable, Measure] = {}
         self._frames: dict[Hashable, Measured] = {}
         self._wanted = asyncio.Event()
-        self._ticked = asyncio.Event()
-        self._over = asyncio.Event()
+        self._is_over = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -46,7 +48,9 @@ class Live:
             try:
                 yield
             finally:
-                self._over.set()
+                self._is_over = True
+                for ticked in self._watching:
+                    ticked.set()
 
     def stream(self, tenants: Tenants) -> Stream:
         """Return the stream of those who see these tenants."""
@@ -54,7 +58,7 @@ class Live:
 
     def follow(self, name: Hashable, measure: Measure) -> Stream:
         """Return the stream of those who watch one thing, which is measured once for all of them."""
-        if self._watched.total() >= MAX_STREAMS:
+        if len(self._watching) >= MAX_STREAMS:
             raise PageError(
                 503, "Too many live streams are open: reload the page instead.", {"retry-after": "5"}
             )
@@ -64,14 +68,15 @@ class Live:
         # Chance, so that after a restart not all come back in the same moment.
         retry_ms = MIN_RETRY_MS + round(self._chance() * (MAX_RETRY_MS - MIN_RETRY_MS))
         await send(f"retry: {retry_ms}\n\n".encode())
-        self._watched[name] += 1
+        ticked = asyncio.Event()
+        self._watching[ticked] = name
         self._measures[name] = measure
         self._wanted.set()
         sent: Measured = {}
         quiet = 0
         try:
-            while True:
-                await unless(self._over, _set(self._ticked))
+            while await ticked.wait() and not self._is_over:
+                ticked.clear()
                 frame = self._frames.get(name, {})
                 news = {key: text for key, text in frame.items() if sent.get(key) != text}
                 quiet = 0 if news else quiet + 1
@@ -80,37 +85,34 @@ class Live:
                 elif quiet % QUIET_TICKS == 0:
                     await send(b":\n\n")
                 sent = frame
-        except Over:
-            pass
         finally:
-            self._watched[name] -= 1
-            if not self._watched[name]:
-                del self._watched[name], self._measures[name]
+            del self._watching[ticked]
+            if name not in self._watching.values():
+                del self._measures[name]
 
     async def _broadcast(self) -> None:
         while True:
-            if not self._watched:
+            if not self._watching:
                 self._wanted.clear()
                 await self._wanted.wait()
             self._frames = {name: await measure() for name, measure in list(self._measures.items())}
-            self._ticked.set()
-            self._ticked = asyncio.Event()
+            patience_s = PATIENCE_S
+            for ticked in list(self._watching):
+                # One after the other: what is due does not wait until all of them are written to.
+                patience_s = await self._right_of_way.given(patience_s)
+                ticked.set()
             await asyncio.sleep(TICK_S)
 
     async def _measure(self, tenants: Tenants) -> Measured:
         try:
-            return (await self._desk.figures(tenants)).texts()
+            return (await self.desk.figures(tenants)).texts()
         except TransientError as error:
             return {"sentence": f"The store does not answer: {error.public}.", "tone": "bad"}
 
     async def _sample(self) -> None:
         while True:
             try:
-                self.history.append(await self._desk.figures(None))
+                self.history.append(await self.desk.figures(None))
             except TransientError:
                 pass  # The line has a gap.
             await asyncio.sleep(SAMPLE_S)
-
-
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()

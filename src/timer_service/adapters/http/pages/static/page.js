@@ -21,7 +21,7 @@ function span(seconds) {
 function tick() {
   for (const each of document.querySelectorAll("[data-at]")) {
     const seconds = (Number(each.dataset.at) - now()) / 1000;
-    each.textContent = seconds > 0 ? `in ${span(seconds)}` : `${span(seconds)} ago`;
+    each.textContent = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `in ${span(seconds)}` : `${span(seconds)} ago`;
   }
   // A list that was true when it was written: say what has come due since, and move nothing.
   for (const told of document.querySelectorAll("[data-newer]")) {
