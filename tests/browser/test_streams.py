@@ -1,6 +1,7 @@
 """Live figures: seven tabs, a stream that is lost and comes back, a burst that one watches."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -69,6 +70,50 @@ async def test_a_burst_is_watched_live_behind_a_prefix(browser: Browser, site: S
         await page.reload()
 
         await expect(page.locator("table", has_text="b-").first).to_be_visible()
+
+
+async def test_a_tab_out_of_sight_has_no_stream(browser: Browser, site: Site) -> None:
+    async with open_page(browser) as page:
+        await page.goto(site.address())
+        await expect(page.locator("#stream")).to_have_text("live")
+        pending = page.locator("[data-live=pending]")
+
+        await page.evaluate(_HIDE, True)
+        before = await pending.inner_text()
+        await site.timers("unseen").schedule("a", timedelta(hours=3), confirm=True)
+        async with page.expect_response("**/live"):
+            await page.evaluate(_HIDE, False)
+
+        await expect(pending).not_to_have_text(before)
+
+
+_HIDE = """hidden => {
+  Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+async def test_times_are_the_server_s_whatever_the_browser_s_clock_says(browser: Browser, site: Site) -> None:
+    await site.timers("acme").schedule("by-its-clock", timedelta(minutes=2, seconds=30), confirm=True)
+    async with open_page(browser) as page:
+        await page.add_init_script("const real = Date.now; Date.now = () => real() + 3600 * 1000;")
+        await page.goto(site.address("timers?tenant=acme"))
+
+        await expect(page.locator("#drift")).to_have_text(
+            re.compile(r"differs from the server's by (1 h|59 min)")
+        )
+        row = page.get_by_role("row").filter(has_text="by-its-clock")
+        await expect(row.locator(".due")).to_have_text(re.compile(r"in 2 min"))
+
+
+async def test_a_command_can_be_copied_where_there_is_no_clipboard(browser: Browser, site: Site) -> None:
+    async with open_page(browser) as page:
+        await page.add_init_script('Object.defineProperty(navigator, "clipboard", {value: undefined});')
+        await page.goto(site.address())
+        await page.get_by_role("button", name="Copy").click()
+
+        await expect(page.get_by_role("button", name="Selected")).to_be_visible()
+        assert await page.evaluate("() => getSelection().toString()") == "timer-service status"
 
 
 async def test_what_has_come_due_since_is_said_and_no_row_moves(browser: Browser, site: Site) -> None:
