@@ -38,6 +38,9 @@ from timer_service.domain.messages import TenantId
 
 PART: Final = "isolation"
 RATE: Final = 100
+TENANTS: Final = 50
+KNOWN_BEFORE_MS: Final = 1_000
+"""So long before the first timer each tenant has a callback that arrives."""
 NOBODY: Final = "http://127.0.0.1:9"
 """Nobody listens there."""
 BESIDE: Final = Goal(1.2, 1.1, of="ratio")
@@ -109,17 +112,22 @@ def _broker_away(bench: Bench) -> Iterator[Figure]:
 
 
 def _receivers_away(bench: Bench) -> Iterator[Figure]:
+    """Let all receivers go away; their tenants have had callbacks before, and so have their keys."""
     span_s, count = bench.plan.isolation_s, bench.plan.hanging
     each = int(2 * span_s * RATE)
+    receiver = CallbackReceiver(Receiving(TENANTS, DRAIN_TIMEOUT_S))
     with rig(bench.new_folder(), log_level="error", settings=settings()) as parts:
         due_ms = _first_due(each + count)
         trouble_ms = due_ms + int(span_s * 1000)
         rows.create(parts.service.db_path, rows.due_evenly(each, due_ms, RATE, "bus"))
-        lost = rows.due_together(count, trouble_ms, BIG, tenants=50)
+        known = rows.due_together(TENANTS, due_ms - KNOWN_BEFORE_MS, BIG, tenants=TENANTS)
+        rows.insert(parts.service.db_path, known, receiver.origin)
+        lost = rows.due_together(count, trouble_ms, BIG, tenants=TENANTS)
         rows.insert(parts.service.db_path, lost, NOBODY)
         parts.service.start_ready()
         listener = Listener(parts.broker, each, DRAIN_TIMEOUT_S)
         check_in_time(due_ms)
+        receiver.arrivals()
         fired = listener.arrivals()
     name = f"timers on the bus beside {count:,} due callbacks, all receivers away"
     yield from _against(name, fired, trouble_ms)

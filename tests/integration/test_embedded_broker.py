@@ -40,7 +40,7 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
 
-        with pytest.raises(CriticalError, match=f"port {port} on 127.0.0.1 is taken"):
+        with pytest.raises(CriticalError, match=f"port {port} on 127.0.0.1 is in use"):
             async with embedded_broker(tmp_path, port):
                 pass
 
