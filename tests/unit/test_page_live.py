@@ -1,0 +1,71 @@
+"""Streams over hours: what is silent is kept open, and what is measured does not pile up."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+from typing import Any
+
+from tests.simulation.loop import VirtualLoop
+from tests.support.pages import Pages
+from timer_service.adapters.http.pages.figures import FiguresDesk
+from timer_service.adapters.http.pages.live import KEPT_SAMPLES, SAMPLE_S, Live
+from timer_service.waiting import RightOfWay
+
+LONGEST_SILENCE_S = 15.0
+"""Proxies close a connection after a minute without a byte, some of them after half of one."""
+WATCHED_S = 300.0
+
+
+def _for_hours(watch: Callable[[Live, VirtualLoop], Coroutine[Any, Any, None]]) -> None:
+    """Run a scene on a loop whose hours take no time."""
+    loop = VirtualLoop()
+
+    async def scene() -> None:
+        parts = (await Pages().open()).parts
+        clock = parts.clock
+        desk = FiguresDesk(parts.timers, parts.opened.store.insight, parts.health, dict, clock.now, loop.time)
+        live = Live(desk, lambda: 0.5, RightOfWay())
+        async with live.running():
+            await watch(live, loop)
+
+    try:
+        loop.run_until_complete(scene())
+    finally:
+        loop.close()
+
+
+def test_a_stream_without_news_says_something_every_quarter_of_a_minute() -> None:
+    said: list[tuple[float, bytes]] = []
+
+    async def measure() -> dict[str, str]:
+        return {"pending": "7"}
+
+    async def watch(live: Live, loop: VirtualLoop) -> None:
+        async def send(chunk: bytes) -> None:
+            said.append((loop.time(), chunk))
+
+        watching = asyncio.ensure_future(live.follow("still", measure).run(send))
+        await asyncio.sleep(WATCHED_S)
+        watching.cancel()
+        await asyncio.wait({watching})
+
+    _for_hours(watch)
+
+    begun, told, *comments = [chunk for _, chunk in said]
+    moments = [moment for moment, _ in said]
+    assert (begun, told) == (b"retry: 3000\n\n", b'data: {"pending": "7"}\n\n')
+    assert set(comments) == {b":\n\n"}
+    assert max(later - earlier for earlier, later in pairwise([*moments, WATCHED_S])) <= LONGEST_SILENCE_S
+
+
+def test_the_history_is_that_of_the_last_hour_however_long_the_service_runs() -> None:
+    kept: list[int] = []
+
+    async def watch(live: Live, _: VirtualLoop) -> None:
+        for _hour in range(3):
+            await asyncio.sleep(KEPT_SAMPLES * SAMPLE_S)
+            kept.append(len(live.history))
+
+    _for_hours(watch)
+
+    assert kept == [KEPT_SAMPLES] * 3
