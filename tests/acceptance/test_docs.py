@@ -505,5 +505,5 @@ def _words(line: str) -> str:
     """Return a line without the program's path and the broker's address."""
     program = r"\S*timer-service (?=watch|schedule|cancel)|\S+ -m timer_service (?=watch|schedule|cancel)"
     line = re.sub(program, "timer-service ", line)
-    line = re.sub(r" --server nats://127.0.0.1:\d+", "", line)
+    line = re.sub(r" --server nats://127.0.0.1:\d+| \(not 4222: .*\)", "", line)
     return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", line)
