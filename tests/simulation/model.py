@@ -189,6 +189,10 @@ class Model:
         """When a command was stored whose sequence may have been another's before."""
         self._clock_at: dict[Position, int] = {}
         """The latest that the service's clock had ever shown when a command was stored."""
+        self._handled: Position = (0, 0)
+        """The newest message that the service has let go of."""
+        self._stuck: dict[tuple[int, str], Position] = {}
+        """Of a life and tenant: what is older holds up nothing, because a timer has waited for it in vain."""
         self._life_began: dict[int, float] = {0: 0.0}
         self._looked_at = 0.0
         """When the service last looked in the table for what is due on the bus."""
@@ -261,6 +265,8 @@ class Model:
 
     def acknowledged(self, position: Position, word: str) -> None:
         """Check what the service claims when it lets go of a message."""
+        if word in ("+ACK", "+TERM"):
+            self._handled = max(self._handled, position)
         if word == "+TERM":
             if position not in self._refused:
                 self._violated("I1", f"the valid command {position} was terminated")
@@ -409,8 +415,10 @@ class Model:
         due_at = now - (self.around.wall_ms() - due_ms) / 1000
         waited_s = now - max(due_at, self._life_began[life])
         if waited_s >= self.around.catch_up_s / 2:
+            self._stuck[life, key[0]] = self._handled
             return
-        if ignored:
+        stuck = self._stuck.get((life, key[0]), (0, 0))
+        if ignored := [position for position in ignored if position > stuck]:
             self._violated("I8", f"{firing} was published, but {ignored} were stored before it was due")
         silent_since = self.around.silent_since
         if silent_since is not None and silent_since + self.around.slack_s < due_at:

@@ -178,7 +178,7 @@ class Plan:
 
     def _recovered_at(self, fault: Fault) -> float:
         # A clock that was stepped stays wrong to the end.
-        over_at = self.ends_at if fault.kind == "step" else fault.at + fault.lasts
+        over_at = self.ends_at if fault.kind in ("step", "drift") else fault.at + fault.lasts
         if fault.kind.startswith("letters"):
             # A refused message comes again a minute later at the latest; until then its tenant waits for it.
             return over_at + LETTERS_DELAYED_S + self.catch_up_s
