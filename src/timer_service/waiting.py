@@ -4,8 +4,8 @@ Nothing that is started here outlives its starter, except what swallows its canc
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -14,6 +14,8 @@ from timer_service.domain.errors import CriticalError
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 """Between two tries of a store that fails."""
+QUIET_S: Final = 0.1
+"""After this long without anything urgent, what can wait goes on as it comes."""
 CANCEL_AGAIN_S: Final = 2.0
 """Now and then a library swallows a cancellation: after this long it is repeated."""
 
@@ -21,36 +23,156 @@ T = TypeVar("T")
 
 
 class RightOfWay:
-    """What is urgent goes first: what can wait asks between two pieces of its work, and has some patience."""
+    """What is urgent goes first; what can wait goes on in its order, one step in each round of the loop.
 
-    def __init__(self) -> None:
+    One, because all who have waited would otherwise go on in the same round, and what becomes urgent then
+    would wait for all of them. Where nothing has been urgent for a while, nobody waits for a turn.
+    """
+
+    def __init__(self, quiet_s: float = QUIET_S) -> None:
+        self._quiet_s = quiet_s
         self._urgent = 0
-        self._free = asyncio.Event()
-        self._free.set()
+        self._urgent_from_s = self._urgent_until_s = float("-inf")
+        self._waiting = deque[tuple[float, asyncio.Future[None]]]()
+        """With the patience that each has."""
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._next: asyncio.Handle | None = None
+        """Who waits goes on then; also there after somebody has gone on in this round."""
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Go first while the block runs."""
+        loop = asyncio.get_running_loop()
+        if not self._urgent:
+            self._urgent_from_s = loop.time()
         self._urgent += 1
-        self._free.clear()
+        self._ended.clear()
         try:
             yield
         finally:
             self._urgent -= 1
+            self._urgent_until_s = loop.time()
             if not self._urgent:
-                self._free.set()
+                self._ended.set()
+                # At once: by the time that the loop comes round, something may be urgent again.
+                self._go_on()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody goes first."""
+        return self._urgent > 0
+
+    async def ended(self, patience_s: float) -> None:
+        """Let what is urgent end; who waits here goes on with the others that do, so they must be few."""
+        until_s = self._urgent_from_s + patience_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await self._ended.wait()
+
+    def is_free(self) -> bool:
+        """Return whether one of many may take a step at once, without holding up anything that is urgent."""
+        if self._urgent or self._waiting:
+            return False
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._urgent_until_s > self._quiet_s:
+            return True
+        if self._next is not None:
+            return False
+        self._next = loop.call_soon(self._go_on)
+        return True
 
     async def given(self, patience_s: float) -> float:
         """Let everything else have a turn, and what is urgent end; return how much patience is left."""
-        await asyncio.sleep(0)
-        if self._free.is_set() or patience_s <= 0:
-            return patience_s
-        began_s = time.perf_counter()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                while not self._free.is_set():  # By the time that one is woken, it may be taken again.
-                    await self._free.wait()
-        return patience_s - (time.perf_counter() - began_s)
+        loop = asyncio.get_running_loop()
+        turn, began_s = loop.create_future(), loop.time()
+        self._waiting.append((patience_s, turn))
+        if self._next is None:
+            self._next = loop.call_soon(self._go_on)
+        await turn
+        was_urgent = self._urgent or self._urgent_until_s >= began_s
+        return patience_s - (loop.time() - began_s) if was_urgent else patience_s
+
+    def _go_on(self) -> None:
+        """Let the first in line go on, unless something is urgent and has not been for too long."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        while self._waiting and self._waiting[0][1].done():
+            self._waiting.popleft()  # Cancelled meanwhile.
+        if not self._waiting:
+            return
+        patience_s, turn = self._waiting[0]
+        loop, until_s = turn.get_loop(), self._urgent_from_s + patience_s
+        if self._urgent and loop.time() < until_s:
+            self._next = loop.call_at(until_s, self._go_on)
+            return
+        self._waiting.popleft()
+        turn.set_result(None)
+        self._next = loop.call_soon(self._go_on)
+
+
+class TasksInTurns:
+    """Begins tasks of a group whose every step lets what is urgent end."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, way: RightOfWay, patience_s: float) -> None:
+        self._tasks = tasks
+        self._way = way
+        self._patience_s = patience_s
+
+    def create_task(
+        self, work: Coroutine[Any, Any, T], *, name: str, one_of_many: bool = False
+    ) -> "asyncio.Task[T]":
+        """Begin a task; the steps of many wait in line, too."""
+        steps = in_turns(work, self._way, self._patience_s, one_of_many=one_of_many)
+        task = self._tasks.create_task(steps, name=name)
+        task.add_done_callback(lambda _: work.close())  # It may have ended before its first step.
+        return task
+
+
+async def in_turns(
+    work: Coroutine[Any, Any, T], way: RightOfWay, patience_s: float, *, one_of_many: bool = False
+) -> T:
+    """Return what the work returns; each step lets what is urgent end; those of many wait in line, too."""
+
+    def let_end() -> Coroutine[Any, Any, object] | None:
+        return way.ended(patience_s) if way.is_urgent else None
+
+    def in_line() -> Coroutine[Any, Any, object] | None:
+        return None if way.is_free() else way.given(patience_s)
+
+    return await _InTurns(work, in_line if one_of_many else let_end)
+
+
+Wait = Callable[[], Coroutine[Any, Any, object] | None]
+"""What a step waits for; None if it may be taken at once."""
+
+
+class _InTurns(Awaitable[T]):
+    """Work each of whose steps, from one wait to the next, waits for its turn."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], wait: Wait) -> None:
+        self._work = work
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        error: BaseException | None = None
+        while True:
+            try:
+                if error is None and (turn := self._wait()) is not None:
+                    yield from turn.__await__()
+            except BaseException as interruption:  # It is the work's own.
+                error = interruption
+            try:
+                awaited = self._work.send(None) if error is None else self._work.throw(error)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            error = None
+            try:
+                yield awaited
+            except BaseException as interruption:
+                error = interruption
 
 
 class Backoff:

@@ -34,7 +34,7 @@ from timer_service.ports.delivery_store import (
     Place,
     WaitingDelivery,
 )
-from timer_service.service.deliver import MAX_BEGUN, MAX_KEPT
+from timer_service.service.deliver import MAX_KEPT
 from timer_service.service.fire import HAND_OVER_PAUSE_S, Firing, over_http
 from timer_service.testing import ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
@@ -466,73 +466,40 @@ async def test_thousands_of_callbacks_of_one_receiver_are_all_sent_once() -> Non
     assert all(each.state is DeliveryState.DELIVERED for each in rig.store.deliveries.kept.values())
 
 
-class _Rounds(ScriptedSender):
-    """A sender that notes in which round of the event loop each request begins."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: list[int] = []
-        self._round = 0
-
-    async def count(self) -> None:
-        while True:
-            self._round += 1
-            await asyncio.sleep(0)
-
-    async def send(self, request: CallbackRequest) -> CallResult:
-        self.rounds.append(self._round)
-        return await super().send(request)
-
-
-async def test_attempts_that_may_begin_together_leave_room_for_others_between_them() -> None:
-    sender = _Rounds()
-    rig = Rig(sender=sender)
-    for n in range(30):
-        await ask(rig, due_s=1, tenant=f"tenant-{n}")
-
-    async with rig.running():
-        counting = asyncio.create_task(sender.count())
-        await pass_time(rig, 1)
-        counting.cancel()
-
-    assert len(sender.rounds) == 30
-    assert Counter(sender.rounds).most_common(1)[0][1] == MAX_BEGUN
-
-
-async def test_of_many_callbacks_few_begin_while_a_timer_on_the_bus_is_on_its_way() -> None:
+async def test_no_callback_begins_while_a_timer_on_the_bus_is_on_its_way() -> None:
     sender = ScriptedSender()
     rig = Rig(sender=sender, gives_way_s=PATIENCE_S)
-    released = asyncio.Event()
+    sent_meanwhile = list[int]()
 
-    async def held() -> None:
-        await released.wait()
+    async def watch() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        sent_meanwhile.append(len(sender.sent))
 
-    rig.bus.meanwhile = held
-    await rig.keep(schedule("on-the-bus", 0))
+    rig.bus.meanwhile = watch
+    await rig.keep(schedule("on-the-bus", 10))
     for n in range(30):
-        await ask(rig, due_s=0, tenant=f"tenant-{n}")
+        await ask(rig, due_s=10, tenant=f"tenant-{n}")
 
     async with rig.running():
+        await pass_time(rig, 10)
         async with asyncio.timeout(PATIENCE_S):
-            while len(sender.sent) < MAX_BEGUN:
-                await asyncio.sleep(0)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            begun = len(sender.sent)
-            released.set()
             while len(sender.sent) < 30:
                 await asyncio.sleep(0)
 
-    assert begun == MAX_BEGUN
+    assert sent_meanwhile == [0]
 
 
 class _Groups(MemoryDeliveries):
     """Deliveries that note how many outcomes are kept together."""
 
     sizes: ClassVar[list[int]] = []
+    sender: ClassVar[ScriptedSender]
 
     async def finish(self, finished: Sequence[Finished]) -> int:
         self.sizes.append(len(finished))
+        while self.sender.under_way:  # Meanwhile all others come in.
+            await asyncio.sleep(0)
         return await super().finish(finished)
 
 
@@ -540,6 +507,7 @@ async def test_of_many_outcomes_few_are_kept_together() -> None:
     sender = ScriptedSender()
     rig = Rig(sender=sender)
     rig.store.deliveries = deliveries = _Groups(rig.store.timers)
+    _Groups.sender = sender
     rig = Rig(sender=sender, store=rig.store)
     for n in range(100):
         await ask(rig, due_s=0, tenant=f"tenant-{n}")

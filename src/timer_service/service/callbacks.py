@@ -7,20 +7,23 @@ from timer_service.domain.messages import TimerKey
 from timer_service.ports.explanation import Obstacle
 from timer_service.service.deliver import Delivering
 from timer_service.service.fire import Firing
+from timer_service.service.surroundings import Surroundings
 from timer_service.workflows.schedule_timers import ScheduleReport
 
 
 class Callbacks:
-    """Both loops, beside those of the bus: neither side waits for the other."""
+    """Both loops, beside those of the bus, to which every step of theirs gives way."""
 
-    def __init__(self, handing_over: Firing, delivering: Delivering) -> None:
+    def __init__(self, around: Surroundings, handing_over: Firing, delivering: Delivering) -> None:
+        self._around = around
         self._handing_over = handing_over
         self.delivering = delivering
 
     def start(self, loops: asyncio.TaskGroup) -> None:
         """Begin both loops."""
-        loops.create_task(self._handing_over.run(loops), name="hand over")
-        loops.create_task(self.delivering.run(), name="deliver")
+        in_turns = self._around.in_turns(loops)
+        in_turns.create_task(self._handing_over.run(in_turns), name="hand over")
+        in_turns.create_task(self.delivering.run(), name="deliver")
 
     def stop(self) -> None:
         """Ask both loops to end at their next safe point."""

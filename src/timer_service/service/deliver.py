@@ -12,7 +12,7 @@ from timer_service.domain.messages import Event, TimerKey
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryQueue
 from timer_service.service.surroundings import Surroundings
-from timer_service.waiting import Backoff
+from timer_service.waiting import Backoff, TasksInTurns
 from timer_service.workflows.deliver_callbacks import Attempted, WaitingList, attempt
 
 MAX_LOOK_INTERVAL_S: Final = 5.0
@@ -23,8 +23,6 @@ RESCAN_REST: Final = 10.0
 """How much longer the pause after a look at everything is than that look."""
 MAX_UNKEPT: Final = 512
 """Outcomes that are not in the store yet; beyond it no further attempt begins."""
-MAX_BEGUN: Final = 4
-"""Attempts that begin in one round of the loop: what is due on the bus waits for these, not for all."""
 MAX_KEPT: Final = 64
 """Outcomes that are kept together: what comes of them is worked off in one go."""
 STOP_GRACE_S: Final = 5.0
@@ -50,7 +48,7 @@ class Delivering:
         self._elapsed_s = around.elapsed_s
         self._metrics = around.metrics
         self._work_log = around.work_log
-        self._bus_first, self._gives_way_s = around.before_callbacks, around.gives_way_s
+        self._in_turns = around.in_turns
         self._waiting = WaitingList(store, Lanes[TimerKey](slots))
         self._backoff = Backoff(around.chance)
         self._keep_backoff = Backoff(around.chance)
@@ -97,7 +95,8 @@ class Delivering:
 
     async def run(self) -> None:
         """Deliver until stopped; what is under way then has a while to end."""
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as group:
+            tasks = self._in_turns(group)
             keeping = tasks.create_task(self._keep_outcomes(), name="keep")
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -109,9 +108,7 @@ class Delivering:
                     continue
                 self._problems.pop("look", None)
                 self._backoff.reset()
-                if self._waiting.is_behind:
-                    await self._bus_first.given(self._gives_way_s)
-                else:
+                if not self._waiting.is_behind:
                     await self._clock.wait(self._sleep_s(), self._wake)
             await self._end_calls()
             self._ended.set()
@@ -122,7 +119,7 @@ class Delivering:
         self._stopping.set()
         self._wake.set()
 
-    async def _step(self, tasks: asyncio.TaskGroup) -> None:
+    async def _step(self, tasks: TasksInTurns) -> None:
         """Look where there may be something new, and begin what may begin."""
         now, now_s = self._clock.now(), self._elapsed_s()
         if now_s >= self._rescan_at_s:
@@ -140,21 +137,15 @@ class Delivering:
             self._rescan_at_s = now_s + max(self._look_interval_s, RESCAN_REST * took_s)
         if len(self._unkept) >= MAX_UNKEPT:
             return
-        await self._begin(tasks, await self._waiting.take(now, now_s))
+        for claimed in await self._waiting.take(now, now_s):
+            call = tasks.create_task(self._call(claimed), name="callback", one_of_many=True)
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
         self._take_again_s = float("inf")
         if self._waiting.is_outdated:
             self._take_again_s = now_s + self._outdated_backoff.next_s()
         else:
             self._outdated_backoff.reset()
-
-    async def _begin(self, tasks: asyncio.TaskGroup, attempts: Sequence[ClaimedDelivery]) -> None:
-        """Begin attempts, a few in each round of the loop."""
-        for number, claimed in enumerate(attempts):
-            if number and number % MAX_BEGUN == 0:
-                await self._bus_first.given(self._gives_way_s)
-            call = tasks.create_task(self._call(claimed), name="callback")
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
 
     async def _call(self, claimed: ClaimedDelivery) -> None:
         key = claimed.delivery.key

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final, Protocol
 
 from timer_service.domain.errors import BusUnavailable, TransientError
 from timer_service.domain.messages import Event, TimerKey
@@ -81,7 +81,7 @@ class Route:
     fired: Callable[[FireReport, float], None]
     """Told of each batch, and of the seconds that it took."""
     goes_first: bool
-    """Whether others with much to do give way to what is due now."""
+    """Whether others give way to what is due now."""
     pause_s: float = 0.0
     """Between two batches."""
 
@@ -115,6 +115,14 @@ def over_http(around: Surroundings, handed_over: Callable[[Sequence[Event]], Non
     )
 
 
+class Tasks(Protocol):
+    """What owns the batches that are under way."""
+
+    def create_task(self, work: Coroutine[Any, Any, None], /, *, name: str) -> object:
+        """Begin a task."""
+        ...
+
+
 class Firing:
     """Fires what is due, at the moment at which it is due."""
 
@@ -140,7 +148,6 @@ class Firing:
         self._clock = around.clock
         self._questions = around.questions
         self._right_of_way, self._bus_first = around.right_of_way, around.before_callbacks
-        self._gives_way_s = around.gives_way_s
         self._backoff = Backoff(around.chance)
         self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
@@ -170,13 +177,11 @@ class Firing:
         """Return why a due timer is passed over; None if it is not, as far as this instance knows."""
         return self._hold_back.obstacle(key, self._clock.now()) or self._catch_up.obstacle(key[0])
 
-    async def run(self, firings: asyncio.TaskGroup) -> None:
+    async def run(self, firings: Tasks) -> None:
         """Look and publish until stopped; each batch is a task of the group until it is marked."""
         draining = False
         while not self._stopping.is_set():
             limit = await self._unmarked.room(draining=draining)
-            if draining and not self._goes_first:
-                await self._bus_first.given(self._gives_way_s)
             # Before looking: a timer accepted from here on is either seen by the look or wakes us.
             self._wake.clear()
             self._sleeps_until, self._nothing_to_come = None, False
@@ -226,7 +231,7 @@ class Firing:
         if self._catch_up.is_waiting:
             self._wake.set()
 
-    async def _look(self, firings: asyncio.TaskGroup, limit: int) -> FireReport:
+    async def _look(self, firings: Tasks, limit: int) -> FireReport:
         """Publish one batch and return what came of it; its mark may still be under way."""
         published: asyncio.Future[FireReport] = asyncio.get_running_loop().create_future()
         # The claim lives in a task of its own: it is left where it was entered.

@@ -80,7 +80,7 @@ class Service:
             delivering = Delivering(around, around.deliveries, around.sender)
             route = over_http(around, delivering.handed_over)
             few = pace._replace(batch_size=min(batch_size, MAX_HANDED_OVER))
-            self._callbacks = Callbacks(_firing(around, few, route=route), delivering)
+            self._callbacks = Callbacks(around, _firing(around, few, route=route), delivering)
         self._consuming = Consuming(around, self._commands_applied)
         self._purging = None if retention is None else Purging(around, retention, purge_batch)
         self._failure: CriticalError | None = None

@@ -1,5 +1,6 @@
 """What all loops of the service work with."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from timer_service.ports.command_source import CommandSource
 from timer_service.ports.delivery_store import DeliveryQueue
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
-from timer_service.waiting import RightOfWay
+from timer_service.waiting import RightOfWay, TasksInTurns
 from timer_service.workflows.open_questions import OpenQuestions
 
 
@@ -35,6 +36,10 @@ class Surroundings:
     right_of_way: RightOfWay = field(default_factory=RightOfWay)
     """Taken by what fires; whatever can wait asks for it."""
     before_callbacks: RightOfWay = field(default_factory=RightOfWay)
-    """Taken by timers on the bus, where milliseconds count; callbacks that come in numbers ask for it."""
+    """Taken by timers on the bus, where milliseconds count; every step of a callback gives way."""
     gives_way_s: float = 0.005
-    """How long callbacks wait at most, each time: beside a bus that is always busy they go on."""
+    """For this long after the bus began to look: beside one that is always busy callbacks go on."""
+
+    def in_turns(self, tasks: asyncio.TaskGroup) -> TasksInTurns:
+        """Return what begins the tasks of callbacks in a group."""
+        return TasksInTurns(tasks, self.before_callbacks, self.gives_way_s)
