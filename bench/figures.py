@@ -212,11 +212,16 @@ def render_postgres(results: Results) -> str:
         ),
         "",
         f"Instances, database, broker, load and listener shared {machine['cpus']} cores ({machine['cpu']}).",
+        f"With one instance, these cores were {_cell(values, _BUSY)} busy: more instances share what is left.",
         "The two queues insert jobs in bulk, without a broker, and run them without an event.",
     ]
     return "\n".join(lines)
 
 
+_BUSY: Final = (
+    "postgres/1 instance: backlog of 20,000 commands: all cores busy",
+    "postgres/1 instance: 20,000 at one instant: all cores busy",
+)
 _STORE_ROWS: Final[list[tuple[str, str, str]]] = [
     ("SQLite", "ingest/backlog of 20,000", "burst/20,000 at one instant"),
     *(

@@ -104,6 +104,30 @@ class Broker:
         self.process.wait(STOP_TIMEOUT_S)
 
 
+class Processors:
+    """How busy all cores of the machine are, whoever keeps them so, from a moment on."""
+
+    def __init__(self) -> None:
+        self.since_now()
+
+    def since_now(self) -> None:
+        """Begin again."""
+        self._idle, self._all = _ticks()
+
+    def busy_percent(self) -> float:
+        """Return the share of all cores' time that was not idle."""
+        idle, total = _ticks()
+        return 100 - 100 * (idle - self._idle) / max(total - self._all, 1)
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the idle and the whole time of all cores so far; a wait for the disk is idle time."""
+    user, nice, system, idle, waiting, *others = map(
+        int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+    )
+    return idle + waiting, user + nice + system + idle + waiting + sum(others)
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Resident memory of a process, in MB (10^6 bytes)."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,16 @@ import asyncpg
 from tests.support.postgres import PostgresServer
 
 from bench import limits, rows
-from bench.harness import Broker, Generator, Listener, Rig, TimerService, check_in_time, now_ms
+from bench.harness import (
+    Broker,
+    Generator,
+    Listener,
+    Processors,
+    Rig,
+    TimerService,
+    check_in_time,
+    now_ms,
+)
 from bench.load import Load
 from bench.report import Figure, Goal, median, percentile
 from bench.scale import FLAT
@@ -57,9 +67,10 @@ def measure_postgres(bench: Bench) -> Iterator[Figure]:
         for measure in (_ingest, _burst):
             rates = []
             for instances in INSTANCES:
-                for figure in measure(bench, database_server, instances):
-                    rates.append(figure.value)
-                    yield figure
+                rate, busy = measure(bench, database_server, instances)
+                rates.append(rate.value)
+                yield rate
+                yield busy
             what = f"{_counted(2)}: {'commands' if measure is _ingest else 'timers'}, part of twice one"
             yield Figure(PART, what, rates[1], "/s", "twice one instance", 2 * rates[0], AS_TWO)
         yield from _scale(bench, database_server)
@@ -167,8 +178,8 @@ def fill(url: str, lot: Iterable[rows.Row]) -> None:
     run(url, copy)
 
 
-def _ingest(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Figure]:
-    count, rates = bench.plan.ingest[0], []
+def _ingest(bench: Bench, on: PostgresServer, instances: int) -> tuple[Figure, Figure]:
+    count, rates, busy, processors = bench.plan.ingest[0], [], [], Processors()
     for _ in range(bench.plan.repeats):
         bench.limits.try_again(limits.PLAIN_READ)
         with cluster(bench, on, instances) as parts:
@@ -176,13 +187,15 @@ def _ingest(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Figure
             Generator(Load(parts.broker.port, count, now_ms() + FAR_S * 1000, 1_000)).seconds()
             for service in parts.services:
                 service.start()
-            rates.append(drain_rate(parts.broker, count))
+            rates.append(drain_rate(parts.broker, count, processors.since_now))
+            busy.append(processors.busy_percent())
     name = f"{_counted(instances)}: backlog of {count:,} commands"
-    yield Figure(PART, name, median(rates), "/s", limits.PLAIN_READ, bench.limits.rate(limits.PLAIN_READ))
+    limit = limits.PLAIN_READ
+    return Figure(PART, name, median(rates), "/s", limit, bench.limits.rate(limit)), _busy(name, busy)
 
 
-def _burst(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Figure]:
-    count, rates = bench.plan.burst[0], []
+def _burst(bench: Bench, on: PostgresServer, instances: int) -> tuple[Figure, Figure]:
+    count, rates, busy, processors = bench.plan.burst[0], [], [], Processors()
     for _ in range(bench.plan.repeats):
         bench.limits.try_again(limits.PLAIN_PUBLISH)
         with cluster(bench, on, instances) as parts:
@@ -191,12 +204,19 @@ def _burst(bench: Bench, on: PostgresServer, instances: int) -> Iterator[Figure]
             parts.start_ready()
             listener = Listener(parts.broker, count, DRAIN_TIMEOUT_S)
             check_in_time(due_ms)
+            time.sleep(max(0.0, (due_ms - now_ms()) / 1000))
+            processors.since_now()
             last_ms = max(arrival.received_ms for arrival in listener.arrivals())
+            busy.append(processors.busy_percent())
             rates.append(count / (last_ms - due_ms) * 1000)
     name = f"{_counted(instances)}: {count:,} at one instant"
-    yield Figure(
-        PART, name, median(rates), "/s", limits.PLAIN_PUBLISH, bench.limits.rate(limits.PLAIN_PUBLISH)
-    )
+    limit = limits.PLAIN_PUBLISH
+    return Figure(PART, name, median(rates), "/s", limit, bench.limits.rate(limit)), _busy(name, busy)
+
+
+def _busy(name: str, percents: Sequence[float]) -> Figure:
+    """Return how much of the machine was in use: where nothing is left, another instance brings nothing."""
+    return Figure(PART, f"{name}: all cores busy", median(percents), "%")
 
 
 def _scale(bench: Bench, on: PostgresServer) -> Iterator[Figure]:

@@ -128,7 +128,7 @@ def _ingest(bench: Bench, count: int, batch_size: int | None = None) -> float:
         return drain_rate(parts.broker, count)
 
 
-def drain_rate(broker: Broker, count: int) -> float:
+def drain_rate(broker: Broker, count: int, began: Callable[[], None] = lambda: None) -> float:
     """Return the rate from the first progress to the end, so that the start of the process is left out."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     first_at, first_left = 0.0, count
@@ -136,6 +136,7 @@ def drain_rate(broker: Broker, count: int) -> float:
         left, at = broker.stored(COMMANDS_STREAM), time.perf_counter()
         if left < count and first_left == count:
             first_at, first_left = at, left
+            began()
         if left == 0:
             return first_left / max(at - first_at, SAMPLE_S)
         time.sleep(SAMPLE_S)
