@@ -27,7 +27,7 @@ def add_commands(commands: Commands) -> None:
     actions = group.add_subparsers(title="actions", metavar="", required=True)
 
     parser = actions.add_parser("list", help="list the newest letters")
-    parser.add_argument("--tenant", help="only this tenant's")
+    parser.add_argument("--tenant", help="only this tenant's letters")
     parser.add_argument(
         "--since", type=duration, default="24h", metavar="DURATION", help="how far back (%(default)s)"
     )

@@ -29,7 +29,7 @@ def add_commands(commands: Commands) -> None:
     actions = group.add_subparsers(title="actions", metavar="", required=True)
 
     listing = actions.add_parser("list", help="list the deliveries of a tenant, oldest first")
-    listing.add_argument("--state", choices=STATES, help="only in this state")
+    listing.add_argument("--state", choices=STATES, help="only deliveries in this state")
     listing.add_argument("--limit", type=int, default=100, help="at most this many (%(default)s)")
     _add_api(listing)
     listing.set_defaults(handler=list_deliveries)
@@ -39,8 +39,8 @@ def add_commands(commands: Commands) -> None:
     _add_api(show)
     show.set_defaults(handler=show_delivery)
 
-    retry = actions.add_parser("retry", help="send again what has failed, under the same ids")
-    retry.add_argument("id", nargs="?", help="the timer's id (all that have failed)")
+    retry = actions.add_parser("retry", help="send failed callbacks again, under the same ids")
+    retry.add_argument("id", nargs="?", help="the timer's id (all failed callbacks)")
     _add_api(retry)
     retry.set_defaults(handler=retry_deliveries)
 

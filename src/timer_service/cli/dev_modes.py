@@ -30,7 +30,7 @@ def add_mode_arguments(parser: argparse.ArgumentParser) -> None:
         "--clock",
         choices=["system", "virtual"],
         default="system",
-        help="virtual: time stands until `timer-service clock advance` moves it (%(default)s)",
+        help="virtual: time stands still until `timer-service clock advance` moves it (%(default)s)",
     )
     parser.add_argument(
         "--start-at", type=moment, metavar="TIME", help="what a virtual clock shows at first (now)"

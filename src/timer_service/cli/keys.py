@@ -29,10 +29,10 @@ ID_BYTES: Final = 6
 
 def add_commands(commands: Commands) -> None:
     """Add `keys`."""
-    keys = commands.add_parser("keys", help="make, list and revoke keys of the REST API and the page")
+    keys = commands.add_parser("keys", help="create, list and revoke keys of the REST API and the page")
     actions = keys.add_subparsers(title="actions", metavar="", required=True)
 
-    create = actions.add_parser("create", help="make a key and show it, once")
+    create = actions.add_parser("create", help="create a key and show it once")
     create.add_argument(
         "--tenant", required=True, help="whose timers it opens; '*' opens the page for all of them"
     )
@@ -42,17 +42,19 @@ def add_commands(commands: Commands) -> None:
         choices=[scope.value for scope in Scope],
         help="what it may do; may be repeated (read, write and replay)",
     )
-    create.add_argument("--expires-in", type=duration, metavar="DURATION", help="such as 90d (never)")
+    create.add_argument(
+        "--expires-in", type=duration, metavar="DURATION", help="valid for this long, such as 90d (forever)"
+    )
     create.add_argument("--note", default="", help="what it is for")
     add_json_argument(create)
     create.set_defaults(handler=_handler(_create))
 
     listing = actions.add_parser("list", help="list keys, never the secrets")
-    listing.add_argument("--tenant", help="only this tenant's")
+    listing.add_argument("--tenant", help="only this tenant's keys")
     add_json_argument(listing)
     listing.set_defaults(handler=_handler(_list))
 
-    revoke = actions.add_parser("revoke", help="end a key; the service notices within 5 s")
+    revoke = actions.add_parser("revoke", help="revoke a key; the service refuses it within 5 s")
     revoke.add_argument("id", help="the key's id, between the underscores")
     add_json_argument(revoke)
     revoke.set_defaults(handler=_handler(_revoke))

@@ -60,7 +60,7 @@ def _add_signing_keys(commands: Commands) -> None:
     _add_tenant(parser)
     parser.add_argument("--secret", action="store_true", help="also show HMAC keys, which receivers need")
     parser.set_defaults(handler=list_keys)
-    parser = actions.add_parser("rotate", help="sign with a new key, and for a while with the old one, too")
+    parser = actions.add_parser("rotate", help="sign with a new key, and for a while with the old one too")
     _add_tenant(parser)
     parser.add_argument("--kind", choices=_KINDS, default=_KINDS[0], help="ed25519 or hmac (%(default)s)")
     parser.add_argument(

@@ -14,7 +14,7 @@ TENANT = "default"
 def add_commands(commands: Commands) -> None:
     """Add `sleep`."""
     parser = commands.add_parser(
-        "sleep", help="sleep; started again under the same id, continue the same sleep"
+        "sleep", help="sleep for a while; started again with the same id, continue the same sleep"
     )
     parser.add_argument("--tenant", default=TENANT, help="the timer's owner (%(default)s)")
     parser.add_argument("--id", required=True, help="the sleep's name; use a new one for every sleep")

@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "watch", help="print each DueTimeReached and TimerExpired as it arrives, with its lateness"
     )
-    parser.add_argument("--tenant", help="only this tenant's")
+    parser.add_argument("--tenant", help="only this tenant's events")
     parser.add_argument("--count", type=count, metavar="N", help="stop after N events")
     add_client_arguments(parser)
     parser.set_defaults(handler=watch)
@@ -48,7 +48,7 @@ def add_commands(commands: Commands) -> None:
     add_timer_arguments(parser)
     parser.set_defaults(handler=get)
 
-    parser = commands.add_parser("explain", help="explain where a timer is, why, and what is wrong")
+    parser = commands.add_parser("explain", help="explain why a timer is in its state, and what is wrong")
     add_timer_arguments(parser)
     parser.set_defaults(handler=explain)
 

@@ -12,7 +12,8 @@ class CallbackSettings(BaseSettings):
     callback_allow: checks.AllowedRanges | None = setting(
         None,
         "Addresses that callbacks may go to although they are not public: ranges, addresses, addresses with "
-        "a port. Link-local and metadata addresses only by address, our own only with their port",
+        "a port. Link-local and metadata addresses must be listed one by one, the service's own with "
+        "their port",
         "a list such as 10.0.0.0/8,127.0.0.1:9000,[::1]:9000, separated by commas",
     )
     callback_proxy: checks.ProxyUrl | None = setting(

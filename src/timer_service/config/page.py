@@ -31,7 +31,7 @@ class PageSettings(BaseSettings):
     )
     page_trusted_proxies: checks.Networks | None = setting(
         None,
-        "Addresses of proxies whose X-Forwarded-User and X-Forwarded-Groups are believed",
+        "Addresses of proxies whose X-Forwarded-User and X-Forwarded-Groups are trusted",
         "a list of addresses and ranges such as 10.0.0.7,10.1.0.0/16, separated by commas",
     )
     page_groups: checks.GroupList | None = setting(

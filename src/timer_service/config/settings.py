@@ -63,7 +63,7 @@ class Settings(ApiSettings, PageSettings, CallbackSettings):
     )
     max_clock_step: checks.ClockStep = _setting(
         "1h",
-        "A larger leap of the wall clock is not followed until `timer-service clock accept`",
+        "A larger leap of the wall clock is not followed until `timer-service clock accept` confirms it",
         f"a duration from 1s to {MAX_RETENTION_DAYS}d such as 1h, or off",
     )
     db_path: Path = _setting(
@@ -128,7 +128,7 @@ class Settings(ApiSettings, PageSettings, CallbackSettings):
     )
     ack_wait: checks.AckWait = _setting(
         10_000,
-        "After how long the broker redelivers an unacknowledged command; a bare number counts milliseconds",
+        "How long the broker waits before it redelivers a command; a bare number counts milliseconds",
         "a duration from 1s to 1h such as 10s, or a whole number of milliseconds",
     )
     request_rate: int = _setting(
