@@ -1,4 +1,4 @@
-# timer-service in a container: not root, nothing written outside /data.
+# timer-service in a container: it does not run as root and writes only to /data.
 #
 #     docker build --tag timer-service .
 #     docker run --read-only --volume timer-data:/data --env TIMER_BROKER_URL=nats://… timer-service
@@ -22,7 +22,7 @@ RUN python -m venv /opt/timer-service && /opt/timer-service/bin/pip install ./cl
 
 FROM python:3.11-slim-bookworm
 
-# An id of its own, so that a volume keeps the same owner; /data is the only place it may write to.
+# Its own user id, so that a volume keeps the same owner; /data is the only place it may write to.
 RUN groupadd --system --gid 10001 timer \
     && useradd --system --uid 10001 --gid timer --home-dir /data --no-create-home --shell /usr/sbin/nologin timer \
     && install --directory --owner=timer --group=timer --mode=0750 /data
@@ -42,7 +42,7 @@ VOLUME /data
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 
-# /livez, not /readyz: the container is not restarted because the broker is away.
+# /livez, not /readyz: the container must not be restarted because the broker is down.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as http; http.urlopen(f'http://127.0.0.1:{os.environ[\"TIMER_HTTP_PORT\"]}/livez', timeout=4)"]
 

@@ -33,7 +33,7 @@ test-browser: install  ## Use the page in a real Chromium, which it fetches once
 	$(BIN)/python -m tests.browser.chromium
 	$(BIN)/pytest -n 2 --dist worksteal tests/browser
 
-picture: install  ## Take the README's picture of the page again; on a quiet machine, for nine minutes
+picture: install  ## Take the README's picture of the page again; needs a quiet machine, for nine minutes
 	$(BIN)/python -m tests.browser.chromium
 	$(BIN)/python -m tests.browser.picture
 
@@ -72,7 +72,7 @@ flow-crashes: install  ## Crash workers of durable functions at every step, on e
 
 MINUTES ?= 10
 KILLS ?= 0
-torture: install  ## Torture the real service for MINUTES=10 and until it was killed KILLS=0 times, the broker half as often
+torture: install  ## Torture the real service for MINUTES=10, and until it has been killed KILLS=0 times and the broker half as often
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --kills $(KILLS) \
 		$(if $(RECORD),--record "make torture MINUTES=$(MINUTES) KILLS=$(KILLS)")
 
@@ -114,7 +114,7 @@ callback-kills: install  ## Kill services inside their callbacks CALLBACK_KILLS=
 		$(if $(RECORD),--record "make callback-kills CALLBACK_KILLS=$(CALLBACK_KILLS)")
 
 CALLBACKS ?= 20000
-callback-cluster: install  ## Let two instances send CALLBACKS=20000 at one instant, then stop one inside its calls
+callback-cluster: install  ## Let two instances send CALLBACKS=20000 at one instant, then stop one in the middle of its callbacks
 	$(BIN)/python -m tests.torture.callbacks cluster --count $(CALLBACKS) \
 		$(if $(RECORD),--record "make callback-cluster CALLBACKS=$(CALLBACKS)")
 
@@ -149,11 +149,11 @@ mutants: install  ## Make MUTANTS=100 mistakes in the product, chosen by SEED=1,
 
 HOURS ?= 1
 PARTS ?=
-proof: install  ## Run all these proofs in turn, sized to end after about HOURS=1, keep their counts, print one table
+proof: install  ## Run all these proofs in turn, sized to take about HOURS=1, keep their counts, print one table
 	@$(BIN)/python -m tests.proof --hours $(HOURS) $(PARTS)
 
 EXAMPLES ?= 200
-schema: install  ## Make EXAMPLES=200 requests per operation of the REST API from its own document
+schema: install  ## Send EXAMPLES=200 requests per operation of the REST API, generated from its OpenAPI document
 	SCHEMA_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q tests/support/rest_schema.py
 
 coverage: install  ## Measure branch coverage of core, loops, stores, wire, deliveries, flows and NATS adapter; fail below 97 %
@@ -164,7 +164,7 @@ coverage: install  ## Measure branch coverage of core, loops, stores, wire, deli
 	$(BIN)/coverage json -q -o .coverage.json
 	@$(BIN)/python -m tests.support.guarantees .coverage.json $(if $(RECORD),--record)
 
-docs: install  ## Write the tables of settings, commands and figures, AsyncAPI, schemas and TypeScript types again
+docs: install  ## Regenerate the tables of settings, commands and figures, AsyncAPI, schemas and TypeScript types
 	$(BIN)/python -m tests.support.reference
 	$(BIN)/python -m tests.support.asyncapi
 	$(BIN)/python -m tests.support.typescript

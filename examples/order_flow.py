@@ -1,9 +1,9 @@
 """An order that waits: charged, cooled off, then approved and shipped, or refunded.
 
     timer-service dev                        # in another terminal, or `make run`
-    python examples/order_flow.py order-42   # kill it when you like, and start it again: the order goes on
+    python examples/order_flow.py order-42   # kill it when you like, start it again: the order continues
 
-Nothing of a run is in memory while it sleeps; what it has done lies in orders.db.
+While a run sleeps, none of it is in memory; what it has done is recorded in orders.db.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ async def main(order: Order) -> None:
             # Another worker may have died with this order in hand: wait 5 s for a sign of life, not 30.
             async with flows.worker(ack_wait=timedelta(seconds=5)):
                 is_new = await flows.start("order", id=order.id, input=order)
-                print("started" if is_new else "goes on with", order.id, flush=True)
+                print("started" if is_new else "continues", order.id, flush=True)
                 while (run := await flows.get(order.id)).state in (RunState.SLEEPING, RunState.RUNNING):
                     await asyncio.sleep(0.1)
     print(run.id, run.result or run.error)

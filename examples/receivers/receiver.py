@@ -3,7 +3,7 @@
     pip install pynacl
     WEBHOOK_KEY=whpk_… PORT=9000 python receiver.py
 
-`timer-service signing-keys list --tenant …` shows the key. While keys rotate, give both with a space.
+`timer-service signing-keys list --tenant …` shows the key. While keys rotate, give both with a space between.
 """
 
 import base64
@@ -24,7 +24,7 @@ DATABASE = os.environ.get("DATABASE", "receiver.db")
 
 
 def is_valid(headers, body: bytes) -> bool:
-    """Check the signature over the exact bytes that came, and that it was made just now."""
+    """Check the signature over the exact bytes received, and that it is recent."""
     callback_id, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not timestamp.isdigit() or abs(time.time() - int(timestamp)) > TOLERANCE_S:
         return False

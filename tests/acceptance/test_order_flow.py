@@ -37,7 +37,7 @@ async def test_an_order_goes_on_in_another_process_after_kill_9(world: World) ->
         output, _ = second.communicate(timeout=PATIENCE_S)
 
     assert sorted(said) == ["charged order-42\n", "started order-42\n"]
-    assert output.splitlines()[0] == "goes on with order-42"
+    assert output.splitlines()[0] == "continues order-42"
     assert output.splitlines()[-1] == "order-42 refunded"
     assert second.returncode == 0
 
