@@ -12,6 +12,8 @@ from timer_service.ports.timer_insight import Place, TimerFilter
 
 NAMES: Final = ("tenant", "state", "from", "to", "correlation")
 """What narrows a list, as the address has it."""
+WRONG_ID: Final = f"An id must be {wire.SERVICE_CALL_RULE}."
+WRONG_CORRELATION: Final = f"A correlation id must be {wire.CORRELATION_RULE}."
 
 
 def write_place(place: Place | None) -> str | None:
@@ -71,7 +73,7 @@ def read_filter(visit: Visit, values: Mapping[str, str]) -> TimerFilter:
         raise PageError(400, f"The state must be one of {', '.join(TimerState)}.")
     correlation = values.get("correlation") or None
     if correlation is not None and not wire.is_correlation_id(correlation):
-        raise PageError(400, "A correlation id must be 1 to 255 characters, without control characters.")
+        raise PageError(400, WRONG_CORRELATION)
     since, until = (
         read_moment(values[name], visit.look.zone) if values.get(name) else None for name in ("from", "to")
     )

@@ -5,7 +5,7 @@ from typing import Final
 
 from timer_client import wire
 from timer_service.adapters.http.pages.auditing import Auditor
-from timer_service.adapters.http.pages.places import read_moment
+from timer_service.adapters.http.pages.places import WRONG_CORRELATION, WRONG_ID, read_moment
 from timer_service.adapters.http.pages.rows import timer_row
 from timer_service.adapters.http.pages.screens.timer import read_due
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
@@ -67,11 +67,9 @@ class DevScreen:
         if not wire.is_tenant_id(tenant):
             raise PageError(400, f"The tenant must be {wire.TENANT_RULE}.")
         if not wire.is_service_call_id(name):
-            raise PageError(
-                400, "An id must be 1 to 255 characters, without whitespace and control characters."
-            )
+            raise PageError(400, WRONG_ID)
         if correlation is not None and not wire.is_correlation_id(correlation):
-            raise PageError(400, "A correlation id must be 1 to 255 characters, without control characters.")
+            raise PageError(400, WRONG_CORRELATION)
         key = TenantId(tenant), ServiceCallId(name)
         request = CorrelationId(correlation) if correlation else None
         before = (await self._insight.get([key])).get(key)

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from timer_client import wire
-from timer_service.adapters.http.pages.places import filter_values, read_filter, read_place, write_place
+from timer_service.adapters.http.pages.places import (
+    WRONG_ID,
+    filter_values,
+    read_filter,
+    read_place,
+    write_place,
+)
 from timer_service.adapters.http.pages.rows import timer_row
 from timer_service.adapters.http.pages.screens.bulk import links
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address, by_curl
@@ -68,9 +74,7 @@ class TimersScreen:
         """Go to the timer of an id, or show what there is."""
         name = visit.query.get("id", "").strip()
         if not wire.is_service_call_id(name):
-            raise PageError(
-                400, "An id must be 1 to 255 characters, without whitespace and control characters."
-            )
+            raise PageError(400, WRONG_ID)
         tenant = visit.tenant(visit.query.get("tenant", "").strip())
         whose = visit.user.tenants if tenant is None else frozenset({tenant})
         found = await self._insight.find(ServiceCallId(name), whose, MAX_FOUND)
