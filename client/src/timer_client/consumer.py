@@ -209,7 +209,7 @@ class Consumer:
             self._pulls.ended.set()
 
     async def _judge(self, firing: Firing) -> bytes | None:
-        """Have a firing handled and return the answer for the broker, or none if it is no longer ours."""
+        """Handle a firing and return the answer for the broker, or none if it is no longer ours."""
         try:
             await self._handle(firing)
         except AlreadyHandled:

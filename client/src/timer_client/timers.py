@@ -54,7 +54,7 @@ class Timers(TimerRequests):
             raise TimeoutError(f"{service_call_id} has not ended within {timeout}") from error
 
     async def sleep(self, name: str, span: timedelta) -> Timer:
-        """Sleep until a timer of this name fires; a process that was restarted goes on with the same sleep.
+        """Sleep until a timer of this name fires; a restarted process continues the same sleep.
 
         The first due time counts: a later sleep under the same name ends when that is reached.
         """

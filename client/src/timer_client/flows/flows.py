@@ -103,7 +103,7 @@ class Flows:
         return was_in_time
 
     async def retry(self, id: str) -> None:
-        """Have a run that has failed go on where it was."""
+        """Let a failed run continue where it was."""
         await self.arm(id, await self.journal.commit(statements.retry(self.scope, id)))
 
     async def get(self, id: str) -> RunView:

@@ -35,7 +35,7 @@ class Turn:
         self.new: list[Memo] = []
         """Sleeps and waits that are not recorded yet."""
         self.trouble: Exception | None = None
-        """Why the function cannot go on now: fenced, the journal away, the worker about to stop."""
+        """Why the function cannot continue: fenced, the journal is away, or the worker is about to stop."""
         self.numbers = count(1 + max(memo.wake for memo in taken.memos if memo.wake is not None))
         """Wake numbers that were never used."""
 
@@ -83,7 +83,7 @@ class Run:
     ) -> T:
         """Do something at least once and record what it returned; from then on, return that.
 
-        A failure is raised as StepFailed. If the function goes on after that, the failure is recorded, too.
+        A failure is raised as StepFailed. If the function goes on after that, the failure is recorded too.
         """
         name, memo = self._recall(name, key, "step")
         if memo is None:
@@ -112,7 +112,7 @@ class Run:
         return returned_by(function).read(memo.value)  # type: ignore[no-any-return]
 
     async def sleep(self, name: str, span: timedelta, *, key: Key = None) -> timedelta:
-        """Sleep for a span, without being in memory meanwhile; return how late the timer was."""
+        """Sleep for a span, without staying in memory; return how late the timer was."""
         return self._until(name, key, self._turn.worker.now_ms() + times.span_ms("span", span))
 
     async def sleep_until(self, name: str, moment: datetime, *, key: Key = None) -> timedelta:

@@ -20,7 +20,7 @@ class Row(NamedTuple):
     input: str
     attempts: int
     in_hand: int | None
-    """The number of the wake-up that a worker goes on with."""
+    """The number of the wake-up that a worker continues with."""
     delivery: int | None
     """How often that had been delivered."""
     epoch: int
@@ -68,7 +68,7 @@ class Hold(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A run that is ours to go on with."""
+    """A run that is ours to continue."""
 
     hold: Hold
     run: Row
@@ -289,7 +289,7 @@ def cancel(scope: str, run_id: str) -> Work[tuple[bool, list[Memo]]]:
 
 
 def retry(scope: str, run_id: str) -> Work[list[Memo]]:
-    """Have a run that has failed go on where it was; return the wake-up to arm."""
+    """Let a failed run continue where it was; return the wake-up to arm."""
     run = yield from _found(scope, run_id)
     if run.state == RunState.FAILED:
         return (yield from _kick(scope, run_id))

@@ -1,4 +1,4 @@
-"""A worker: takes runs that are woken, goes on with them, records what comes of it."""
+"""A worker: takes runs that are woken, continues them, records the result."""
 
 import math
 import zlib

@@ -1,4 +1,4 @@
-"""Crash a flow everywhere: a worker dies before and after everything that it does, and another goes on."""
+"""Crash a flow everywhere: a worker dies before and after everything that it does, and another takes over."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -77,7 +77,7 @@ class _Story:
         self._signals = signals
 
     async def told(self, die_at: int | None) -> RunView:
-        """Tell it; the first worker dies at its so-manieth moment, and another one goes on."""
+        """Run it once; the first worker dies at its nth moment, and another one takes over."""
         self.effects.clear()
         journal, service = MemoryJournal(), MemoryService("timer", START)
         try:
