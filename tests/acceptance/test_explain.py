@@ -79,6 +79,6 @@ async def test_without_the_rights_to_look_back_an_explanation_says_so(world: Wor
 
     unknown, fired = await explained(world, "order-9"), await explained(world, "order-1")
 
-    told = "the service may not look there: its operator can grant it (docs/permissions.md)"
+    told = "the service is not permitted to read this; its operator can grant it (docs/permissions.md)"
     assert (unknown["cause"], unknown["unknown"]) == ("not_found", [f"dead letters: {told}"])
     assert (fired["cause"], fired["unknown"]) == ("fired", [f"events: {told}"])

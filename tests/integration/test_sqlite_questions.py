@@ -158,7 +158,7 @@ async def test_a_question_that_takes_too_long_is_interrupted_and_told_to_ask_aga
             with pytest.raises(StoreBusy) as caught:
                 await hasty.ask(ACME, ENDLESS)
 
-        assert str(caught.value) == "a question took longer than 0.5 s"
+        assert str(caught.value) == "a query took longer than 0.5 s"
         assert await store.get(ACME, call("order-1")) is None
         assert (await store.count(at(0))).pending == 0
 

@@ -214,7 +214,7 @@ async def test_timers_that_come_and_go_all_the_time_are_given_up_for_now() -> No
             tries.append(None)
             return []
 
-    with pytest.raises(StoreBusy, match="came and went"):
+    with pytest.raises(StoreBusy, match="created and deleted too often"):
         await new_store(FakeConnections(Empty())).apply([schedule("order-1", 60)], START)
 
     assert len(tries) == 2 * APPLY_TRIES

@@ -47,7 +47,7 @@ class NoCommandSource:
 
 
 class NoEventSink:
-    """An event sink that takes nothing: what is due on the bus is held back until there is one again."""
+    """An event sink that accepts nothing: what is due on the bus is held back until there is a broker."""
 
     problem = None
 

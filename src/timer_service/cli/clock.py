@@ -61,7 +61,7 @@ def advance(options: argparse.Namespace) -> int:
     span: timedelta | None = options.span
     to: datetime | None = options.to
     if (span is not None) + (to is not None) + options.next != 1:
-        return complain(EXIT_USAGE, "say how far: a span such as 3d, --to TIME or --next, one of them")
+        return complain(EXIT_USAGE, "say how far: a span such as 3d, --to TIME or --next, only one of them")
 
     async def move(client: ClockClient) -> None:
         if span is not None:

@@ -94,7 +94,7 @@ def retry_deliveries(options: argparse.Namespace) -> int:
         name = urllib.parse.quote(options.id, safe="")
         delivery = _ask(options, "POST", f"/v1/timers/{name}/retry")["delivery"]
         is_sent = delivery["state"] != "Delivered"
-        text = "is sent again" if is_sent else "is delivered, and is not sent again"
+        text = "is sent again" if is_sent else "was delivered, so it is not sent again"
         tell(options, f"{options.id} {text}", delivery)
         return EXIT_OK
     count = 0

@@ -1,4 +1,4 @@
-"""Sleep in a shell script, and go on with the same sleep after a restart."""
+"""Sleep in a shell script, and continue the same sleep after a restart."""
 
 import argparse
 from functools import partial

@@ -78,7 +78,7 @@ class GivenUp(TransientError):
 class RightMissing(TimerServiceError):
     """The broker does not let us look; its text says what to grant."""
 
-    public = "the service may not look there: its operator can grant it (docs/permissions.md)"
+    public = "the service is not permitted to read this; its operator can grant it (docs/permissions.md)"
 
 
 class PermanentError(TimerServiceError):

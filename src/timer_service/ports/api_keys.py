@@ -24,9 +24,9 @@ class ApiKeyStore(Protocol):
         ...
 
     async def revoke(self, key_id: str, now: datetime) -> ApiKey | None:
-        """End a key and return it; one that was revoked before keeps its moment. None if there is none."""
+        """Revoke a key and return it, or None if there is none; a key revoked before keeps its old time."""
         ...
 
     async def note_use(self, key_id: str, now: datetime) -> None:
-        """Keep that a key has opened, unless a later use is known; nothing happens if there is none."""
+        """Record when a key was used, unless a later use is known; do nothing if there is no such key."""
         ...

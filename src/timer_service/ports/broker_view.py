@@ -41,7 +41,7 @@ class InstanceSeen:
 
 
 class BrokerView(Protocol):
-    """A look around. All may raise BusUnavailable, and RightMissing where the broker forbids the look."""
+    """What the broker shows. All may raise BusUnavailable, and RightMissing if it forbids the request."""
 
     async def streams(self) -> Sequence[StreamSeen]:
         """Return the streams of the service."""

@@ -11,7 +11,7 @@ from timer_service.domain.timer import Timer
 
 
 class ListOrder(StrEnum):
-    """By what a list is sorted; those of one moment by id."""
+    """What a list is sorted by; timers of the same moment are sorted by id."""
 
     CREATED = "created"
     DUE = "due"
@@ -42,7 +42,7 @@ class CallbackPage:
 
 
 class CallbackList(Protocol):
-    """A list that can be entered anywhere. It costs what lies before its page, not what there is."""
+    """A list that can be read from any offset. A page costs what comes before it, not the whole list."""
 
     async def page(self, query: CallbackQuery) -> CallbackPage:
         """Return a page and count the list. Raises TransientError."""

@@ -64,7 +64,7 @@ class CommandBatch(Protocol):
         ...
 
     async def dead_letter(self) -> Sequence[Refusal]:
-        """Have one letter written for each message that is not a valid command; then it is terminated.
+        """Write one letter for each message that is not a valid command, then terminate the message.
 
         Returns what is refused for the first time, without waiting for the letters. What cannot be written
         now is delivered again later, and holds up nothing else.
@@ -104,7 +104,7 @@ class CommandSource(Protocol):
 
         Every command that was stored before the call either waits or has been applied. `beyond` names tenants
         to ask about one by one, each with the sequence up to which commands do not count. A tenant that is
-        missing in the answer could not be asked about. Raises BusUnavailable.
+        missing from the answer could not be asked about. Raises BusUnavailable.
         """
         ...
 

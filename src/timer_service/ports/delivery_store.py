@@ -42,7 +42,7 @@ class WaitingDelivery(Keyed):
 
     @property
     def place(self) -> Place:
-        """Where it stands among all that waits."""
+        """Its place among all waiting deliveries."""
         return self.next_attempt_at, self.tenant_id, self.service_call_id
 
 
@@ -121,16 +121,16 @@ class DeliveryQueue(Protocol):
     """What waits to be sent, as the loop that sends it needs it."""
 
     is_shared: bool
-    """Whether other instances may use it, too, and leave behind what they have claimed."""
+    """Whether other instances may use it too, and may leave claims behind."""
     gathers_s: float
     """How long to gather outcomes before `finish`, where each holds up hand-overs; 0 where none does."""
 
     async def due(
         self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
     ) -> DuePage:
-        """Return up to `limit` waiting deliveries whose next attempt may begin, those longest due first.
+        """Return up to `limit` waiting deliveries whose next attempt may begin, longest due first.
 
-        `after` goes on behind a place, `lane` asks for one tenant and receiver only. What another instance
+        `after` continues after a place, `lane` asks for one tenant and receiver only. What another instance
         has claimed is not among them until that instance is gone or late.
         """
         ...
@@ -148,7 +148,7 @@ class DeliveryQueue(Protocol):
         ...
 
     async def finish(self, finished: Sequence[Finished]) -> int:
-        """Keep what attempts came to, in one durable transaction, and return how many still counted.
+        """Record the outcomes of attempts in one durable transaction, and return how many still counted.
 
         An attempt whose claim was taken over, or whose delivery was ended or replayed meanwhile, changes
         nothing. Raises TransientError with nothing changed, as far as one can know; repeating it is harmless.

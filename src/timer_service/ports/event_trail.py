@@ -40,11 +40,11 @@ class Trail:
 
 
 class EventTrail(Protocol):
-    """The way of events to those who read them."""
+    """Follows events to the consumers that read them."""
 
     async def follow(self, event: Event) -> Trail:
         """Return what became of an event that was published.
 
-        Raises BusUnavailable, and RightMissing where the broker forbids the look.
+        Raises BusUnavailable, and RightMissing if the broker forbids the request.
         """
         ...

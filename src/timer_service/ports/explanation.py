@@ -1,4 +1,4 @@
-"""Why a timer is as it is, and what is known when somebody asks."""
+"""Why a timer is in its state, and what is known when somebody asks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is known of one timer at one moment."""
+    """Everything known about one timer at one moment."""
 
     now: datetime
     timer: Timer | None
@@ -54,7 +54,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a timer is as it is."""
+    """Why a timer is in its state."""
 
     cause: Cause
     text: str

@@ -1,4 +1,4 @@
-"""Dead letters, as somebody reads them who looks for what was refused."""
+"""Dead letters, for somebody who looks for what was refused."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,7 +37,7 @@ class LettersFound:
 
 
 class LetterBox(Protocol):
-    """What was refused. All may raise BusUnavailable, and RightMissing where the broker forbids the look."""
+    """What was refused. All may raise BusUnavailable, and RightMissing if the broker forbids the request."""
 
     async def page(self, tenant_id: TenantId | None, before: int | None, limit: int) -> LettersFound:
         """Return the newest letters of a tenant, or of all, with a number below `before`."""

@@ -17,12 +17,12 @@ class Travelled:
 
 
 class TimeTravel(Protocol):
-    """Time that stands until somebody moves it. Both raise ValueError with what is in the way."""
+    """Time that stands still until somebody moves it. Both raise ValueError with what is in the way."""
 
     async def go_to(self, target: datetime) -> Travelled:
         """Go from due time to due time until the target."""
         ...
 
     async def go_to_next(self) -> Travelled:
-        """Go to the next due time; stay where nothing is scheduled."""
+        """Go to the next due time; stay if nothing is scheduled."""
         ...

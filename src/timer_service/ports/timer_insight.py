@@ -32,7 +32,7 @@ class TimerFilter:
 
     @property
     def newest_first(self) -> bool:
-        """Whether the list begins with the latest: what is over is of interest from its end."""
+        """Whether the list begins with the latest: of ended timers, the last ones matter most."""
         return self.state is not TimerState.SCHEDULED
 
     def place(self, timer: Timer) -> Place:
@@ -65,7 +65,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a tenant has to come; no count goes beyond the bound that was asked for."""
+    """What a tenant has ahead; no count exceeds the bound that was asked for."""
 
     tenant_id: TenantId
     pending: int
@@ -107,7 +107,7 @@ class TimerInsight(Protocol):
         ...
 
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, Timer]:
-        """Return the timers of some keys, as far as there are any."""
+        """Return the timers with these keys, as far as they exist."""
         ...
 
     async def find(
@@ -117,7 +117,7 @@ class TimerInsight(Protocol):
         ...
 
     async def search(self, tenant_id: TenantId, prefix: str, limit: int) -> Sequence[Timer]:
-        """Return timers of one tenant whose ids begin so, by id."""
+        """Return timers of one tenant whose ids begin with a text, by id."""
         ...
 
 
@@ -131,7 +131,7 @@ class TenantInsight(Protocol):
     async def glance(
         self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
     ) -> Sequence[Glance]:
-        """Return what each tenant has to come, in the order in which they are named."""
+        """Return what each tenant has ahead, in the order in which they are named."""
         ...
 
     async def load(self, edges: Sequence[datetime], tenants: frozenset[TenantId] | None) -> Sequence[int]:

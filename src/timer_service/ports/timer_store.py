@@ -87,10 +87,11 @@ class Claim(Protocol):
         ...
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
-        """Keep, durably, which event the firing of these timers gets: before it is published.
+        """Record durably, before it is published, which event the firing of these timers gets.
 
-        None takes that back, of events that the broker did not get. Returns who of the whole claim may still
-        be published: the others were changed or taken over meanwhile. Raises TransientError.
+        A verdict of None takes that back, for events that the broker did not get. Returns which timers of the
+        whole claim may still be published: the others were changed or taken over in the meantime. Raises
+        TransientError.
         """
         ...
 
@@ -172,8 +173,8 @@ class TimerStore(DueTimers, Protocol):
     async def purge(self, ended_before: datetime, limit: int) -> int:
         """Delete up to `limit` timers that ended before a moment, oldest first.
 
-        With all that is kept of their callbacks; one whose callback waits for delivery stays. Returns how
-        many were deleted. Space that becomes free is used again.
+        Everything kept about their callbacks is deleted too; a timer whose callback waits for delivery stays.
+        Returns how many were deleted. Freed space is reused.
         """
         ...
 

@@ -27,7 +27,7 @@ class MemoryApiKeys:
         return sorted(found, key=lambda key: (key.created_at, key.id))
 
     async def revoke(self, key_id: str, now: datetime) -> ApiKey | None:
-        """End a key."""
+        """Revoke a key."""
         key = self._keys.get(key_id)
         if key is not None and key.revoked_at is None:
             key = self._keys[key_id] = replace(key, revoked_at=now)

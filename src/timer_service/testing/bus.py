@@ -44,11 +44,11 @@ class MemoryEventBus:
     letters: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     """What the dead letter stream holds: command sequence to subject and body."""
     letters_full: bool = False
-    """Whether the dead letter stream takes nothing more."""
+    """Whether the dead letter stream accepts nothing more."""
     refused: set[int] = field(default_factory=set)
     """Sequences of refused messages that wait for their letters."""
     rejected_subjects: set[str] = field(default_factory=set)
-    """Subjects on which the broker takes nothing."""
+    """Subjects on which the broker accepts nothing."""
     events_full: bool = False
     """Whether the event stream accepts nothing more."""
     handled_sequence: int = 0

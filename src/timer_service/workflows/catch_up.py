@@ -1,8 +1,8 @@
 """Let the due timers of a tenant wait for the commands that it sent before they were due.
 
-A look reads the clock first and then asks the broker which tenants have commands waiting. Who has none has
-had everything applied that was stored up to that moment, by whichever instance: all that is due may fire. The
-due timers of the others are blocked until what was stored by then is applied, or for the limit at most.
+A look reads the clock first and then asks the broker which tenants have commands waiting. For a tenant that
+has none, some instance has applied everything that was stored up to that moment: all that is due may fire.
+The due timers of the others are blocked until what was stored by then is applied, or the limit has passed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -154,7 +154,7 @@ class CatchUp:
 
     @property
     def is_at_ease(self) -> bool:
-        """Whether nobody waited and the broker answered so far, as nearly always."""
+        """Whether nobody has waited and the broker has answered so far, which is nearly always so."""
         return not (self.is_off or self._blocked or self._given_up or self._stream_silence.is_silent)
 
     @property
@@ -190,7 +190,7 @@ class CatchUp:
         self._stream_silence.ask_beside = False
 
     def unanswered(self, now: datetime) -> Waits | None:
-        """Say what may fire although the command stream does not answer; None if it is too early."""
+        """Return what may fire although the command stream does not answer; None if it is too early."""
         moment = self._stream_silence.note(now)
         return None if moment is None else Waits(now, up_to=moment)
 
@@ -223,7 +223,7 @@ class CatchUp:
     def _sort_out(
         self, backlog: Backlog, now: datetime, expired: datetime | None
     ) -> tuple[dict[TenantId, datetime | None], frozenset[TenantId]]:
-        """Say up to which moment each tenant that waits is proven, and of whom nothing can fire now."""
+        """Return up to which moment each waiting tenant is proven, and tenants of whom nothing may fire."""
         proven: dict[TenantId, datetime | None] = {}
         held = set()
         # Most of many who wait have the same oldest command: the oldest of all.
@@ -319,7 +319,7 @@ class CatchUp:
         return max(0.0, min(now - self._looked_at, self._limit / 4).total_seconds())
 
     def _set_back(self, now: datetime) -> None:
-        """Forget moments that are yet to come, if the clock was set back."""
+        """Forget moments that lie in the future again, if the clock was set back."""
         if self._looked_at is None or now >= self._looked_at:
             return
         self._looked_at = now

@@ -104,7 +104,7 @@ class RequestDesk:
         return mine.result
 
     def _next_group(self) -> list[_Waiting]:
-        """Return who waits, oldest first; one for each timer, so that each answer shows a committed state."""
+        """Return the waiting requests, oldest first, one per timer: each answer shows a committed state."""
         group: dict[TimerKey, _Waiting] = {}
         for waiting in self._waiting:
             if len(group) == MAX_GROUP:
@@ -130,7 +130,7 @@ class RequestDesk:
         self._settle(group, results)
 
     async def _placed(self, group: Sequence[_Waiting]) -> tuple[Sequence[_Waiting], Position]:
-        """Return who of a group can be answered now, and their place among all commands."""
+        """Return which of a group can be answered now, and their position among all commands."""
         try:
             return group, await self._source.last_position()
         except BusUnavailable as error:

@@ -116,7 +116,7 @@ class WaitingList:
         return claimed
 
     def _lose(self, ours: Set[TimerKey], keys: Sequence[TimerKey], now_s: float) -> None:
-        """Forget what is not ours; of a lane in which nothing is, all that waits here is in doubt."""
+        """Forget what is not ours; if nothing of a lane is, doubt everything of it that waits here."""
         lost, held = set[Lane](), set[Lane]()
         for key in keys:
             (held if key in ours else lost).add(self.lanes.lane_of(key))

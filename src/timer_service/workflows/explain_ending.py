@@ -85,7 +85,7 @@ def _stored(trail: Trail | None) -> str:
 
 
 def _foremost(readers: tuple[Reader, ...]) -> list[Reader]:
-    """Return those who have not read it first: they are why somebody asks."""
+    """Return the readers, those who have not read it first: they are why somebody asks."""
     order = (Reading.WAITING, Reading.DELIVERED, Reading.ACKNOWLEDGED, Reading.BEGAN_LATER)
     return sorted(readers, key=lambda reader: order.index(reader.reading))[:MAX_NAMED]
 

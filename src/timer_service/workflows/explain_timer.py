@@ -1,4 +1,4 @@
-"""Say why a timer is as it is: facts in, a sentence and a word for programs out."""
+"""Explain why a timer is in its state: facts in, a sentence and a word for programs out."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,7 +19,7 @@ MANY_DUE: Final = 2
 
 
 def explain(facts: Facts) -> Explanation:
-    """Say why a timer is as it is; the text is fit for its tenant."""
+    """Explain why a timer is in its state; its tenant may read the text."""
     timer = facts.timer
     if timer is None:
         found = _absent(facts)

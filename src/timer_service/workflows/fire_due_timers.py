@@ -110,8 +110,8 @@ async def publish_due_timers(
 class _Claiming:
     """Claims what is due, knowing who waits for commands.
 
-    The broker is asked after the clock was read: what it had stored by then is either told as waiting or is
-    applied, by whichever instance, and seen by the claim.
+    The broker is asked after the clock was read: a command that it had stored by then is either reported as
+    waiting, or some instance has applied it and the claim sees it.
     """
 
     store: DueTimers
@@ -144,7 +144,7 @@ class _Claiming:
 async def _publish(
     claim: Claim, waits: Waits, sink: EventSink, now: datetime
 ) -> tuple[list[Event], list[PublishResult], bool]:
-    """Publish the event of each timer that need not wait; also say whether some were not ours any more."""
+    """Publish the event of each timer that need not wait; also return whether some were no longer ours."""
     timers = ours = waits.let(claim.timers)
     undecided = [t for t in timers if t.expires_after_ms is not None and t.verdict is None]
     if sink.problem is not None:
@@ -178,7 +178,7 @@ def _sorted_out(
 
 
 async def _settle(claim: Claim, timers: Sequence[DueTimer], now: datetime) -> Collection[TimerKey]:
-    """Keep which event each of these timers gets; return who of the claim may be published."""
+    """Record which event each of these timers gets; return which timers of the claim may be published."""
     ours = {timer.key for timer in claim.timers}
     for verdict in (TimerState.REACHED, TimerState.EXPIRED):
         if of_verdict := [timer for timer in timers if timer.judged(now) is verdict]:
@@ -187,7 +187,7 @@ async def _settle(claim: Claim, timers: Sequence[DueTimer], now: datetime) -> Co
 
 
 async def _take_back(claim: Claim, timers: Sequence[DueTimer]) -> None:
-    """Forget the verdict on timers whose event the broker certainly does not have: it may expire yet."""
+    """Forget the verdict on timers whose event the broker certainly does not have: they may still expire."""
     if timers:
         await claim.settle(timers, None)
 

@@ -63,7 +63,7 @@ class CommandsIfAnswered:
         self._ask_at_s = 0.0
 
     async def backlog(self, beyond: Mapping[TenantId, int]) -> Backlog:
-        """Ask what waits; of a broker that does not answer nothing is waited for."""
+        """Ask what waits; if the broker does not answer, nothing is waited for."""
         now_s = asyncio.get_running_loop().time
         if self._source.problem is not None or now_s() < self._ask_at_s:
             return NOTHING_WAITS

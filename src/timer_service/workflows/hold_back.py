@@ -19,7 +19,7 @@ MAX_ENTRIES = 5_000
 TENANT_FAILURES = 10
 """This many failures in one batch, without a success, are the tenant's fault and not the timers'."""
 PROBE_TIMERS = 100
-"""Timers that are tried at once while the stream takes nothing."""
+"""Timers that are tried at once while the stream accepts nothing."""
 
 _Answer = tuple[Event, PublishResult]
 
@@ -47,7 +47,7 @@ class _Pause:
 class HoldBack:
     """The timers and tenants that failed lately, each with the moment to try it again.
 
-    Bounded: beyond `max_entries` everything waits, as it does while the stream itself takes nothing.
+    Bounded: beyond `max_entries` everything waits, as it does while the stream itself accepts nothing.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
@@ -123,7 +123,7 @@ class HoldBack:
         )
 
     def _learn_of_the_stream(self, results: Sequence[PublishResult], now: datetime) -> None:
-        """Pause everything while the stream takes nothing: no timer is to blame.
+        """Pause everything while the stream accepts nothing: no timer is to blame.
 
         If nothing is due anymore, there is nothing to wait for either.
         """

@@ -49,7 +49,7 @@ class TooManyTries(Exception):
 
 
 class Tries:
-    """How many keys may be tried from one address: so many per minute."""
+    """How many keys may be tried from one address per minute."""
 
     def __init__(self, per_minute: int, elapsed_s: Callable[[], float]) -> None:
         self._limit = RateLimit(per_minute / 60, per_minute)
@@ -86,7 +86,7 @@ class Doorkeeper:
         self._wrong = Tries(WRONG_KEYS_PER_MINUTE, elapsed_s)
 
     async def caller(self, headers: Mapping[str, str], address: str = "") -> Caller | None:
-        """Return whose key the headers carry; None if it is no valid one.
+        """Return whose key the headers carry; None if it is not valid.
 
         Raises TransientError, and TooManyTries where many wrong keys came from an address: then keys that are
         not known are no longer looked up for it, while those that opened before still do.

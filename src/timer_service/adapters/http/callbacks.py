@@ -261,7 +261,7 @@ def _retry(body: RetryBody, pointer: str) -> RetryPolicy:
 
 
 def _policy(attempts: int) -> RetryPolicy:
-    """Return the usual pauses for so many attempts; the last of them is repeated."""
+    """Return the usual pauses for this many attempts; the last one is repeated."""
     more = max(0, attempts - 1 - len(DEFAULT_DELAYS))
     return RetryPolicy((*DEFAULT_DELAYS, *DEFAULT_DELAYS[-1:] * more)[: attempts - 1])
 

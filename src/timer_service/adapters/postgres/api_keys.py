@@ -52,7 +52,7 @@ class PostgresApiKeys:
         return [key_rows.key(row) for row in await self._connections.ask(_LIST, tenant_id)]
 
     async def revoke(self, key_id: str, now: datetime) -> ApiKey | None:
-        """End a key."""
+        """Revoke a key."""
         async with self._connections.transaction() as connection:
             found = await connection.fetch(_REVOKE, text(now), key_id)
         return key_rows.key(found[0]) if found else None

@@ -148,7 +148,7 @@ class PostgresTimerStore:
                 if not unsettled:
                     await epochs.advance_epochs(connection, commands)
                     return
-            raise StoreBusy("timers came and went too often")
+            raise StoreBusy("timers were created and deleted too often meanwhile")
 
     async def _change(self, connection: Connection, batch: Batch, keys: set[TimerKey]) -> set[TimerKey]:
         """Change timers that exist; return which of them do."""

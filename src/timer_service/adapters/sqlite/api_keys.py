@@ -59,7 +59,7 @@ class SqliteApiKeys:
         return [key_rows.key(row) for row in await self._file.ask(_LIST, (tenant_id,))]
 
     async def revoke(self, key_id: str, now: datetime) -> ApiKey | None:
-        """End a key."""
+        """Revoke a key."""
         await self._file.change(_REVOKE, (text(now), key_id))
         return await self.get(key_id)
 

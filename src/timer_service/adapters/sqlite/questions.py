@@ -63,7 +63,7 @@ class Questions:
                 async with self._lent() as connection:
                     yield connection
         except TimeoutError as error:
-            raise StoreBusy(f"a question took longer than {self._timeout_s:g} s") from error
+            raise StoreBusy(f"a query took longer than {self._timeout_s:g} s") from error
         finally:
             share.askers -= 1
             # Not by the lock: between one who gives it back and the next who takes it, it looks free.

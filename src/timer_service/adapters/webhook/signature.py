@@ -56,7 +56,7 @@ class SigningKey:
 
 
 def new_key(kind: Signing) -> SigningKey:
-    """Make a key from chance."""
+    """Make a random key."""
     return SigningKey(kind, secrets.token_bytes(HMAC_BYTES if kind is Signing.HMAC else SEED_BYTES))
 
 
