@@ -23,7 +23,6 @@ from tests.support.timers import ACME
 from timer_service import __version__
 from timer_service.adapters.webhook.link import MAX_RESPONSE_BYTES
 from timer_service.adapters.webhook.message import Message, wire_bytes
-from timer_service.adapters.webhook.resolver import MAX_LOOKUPS, MAX_ZONE_LOOKUPS
 from timer_service.adapters.webhook.signature import read_verifier, signed_content
 from timer_service.domain.callback import Method, Signing
 from timer_service.domain.delivery import Answered, Blocked, TimedOut, Trouble, Unreachable
@@ -273,36 +272,6 @@ async def test_a_name_server_that_does_not_answer_counts_within_the_limit() -> N
             assert await sender.send(request_to("http://dead.example/", timeout=SHORT)) == TimedOut(SHORT)
     finally:
         release.set()
-
-
-async def test_a_dead_name_server_holds_up_no_name_of_another_zone() -> None:
-    release = threading.Event()
-    asked: list[str] = []
-
-    def some(host: str, port: int) -> list[Any]:
-        asked.append(host)
-        if host.endswith("dead.example"):
-            release.wait()
-            return []
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    try:
-        async with receiving() as receiver, sending(look_up=some) as sender:
-            dead = [
-                asyncio.create_task(sender.send(request_to(f"http://n{n}.dead.example/")))
-                for n in range(2 * MAX_LOOKUPS)
-            ]
-            async with asyncio.timeout(PATIENCE_S):
-                while len(asked) < min(MAX_ZONE_LOOKUPS, MAX_LOOKUPS):
-                    await asyncio.sleep(0)
-            alive = await sender.send(request_to(receiver.url(host="shop.alive.test")))
-            for task in dead:
-                task.cancel()
-            await asyncio.gather(*dead, return_exceptions=True)
-    finally:
-        release.set()
-
-    assert (alive, len(asked)) == (Answered(200), MAX_ZONE_LOOKUPS + 1)
 
 
 async def test_a_kept_connection_is_used_again() -> None:

@@ -56,7 +56,7 @@ async def sending(
     proxy: str | None = None,
     proxy_login: str | None = None,
     ca_file: Path | None = None,
-    **seams: LookUp | MakeSocket | int,
+    **seams: LookUp | MakeSocket | float,
 ) -> AsyncIterator[HttpCallbackSender]:
     """Open a real sender that may reach a receiver on the loopback address."""
     rules = AddressRules(read_allowed(allow))

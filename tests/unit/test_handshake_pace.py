@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.timers import ACME
 from timer_service.adapters.webhook.connections import MAX_IN_A_ROW, PAUSE_S, Connections, Routing
 from timer_service.adapters.webhook.link import Link
 from timer_service.targets import AddressRules, read_allowed, read_target
@@ -51,7 +52,7 @@ def test_a_handshake_after_a_pause_does_not_wait() -> None:
             url = f"https://127.0.0.1:{silent.getsockname()[1]}/"
             connections, dialled = _connections()
             for number in range(1, MANY + 1):
-                connecting = [asyncio.ensure_future(connections.new(read_target(url)))]
+                connecting = [asyncio.ensure_future(connections.new(read_target(url), ACME))]
                 await _rounds()
                 assert len(dialled) == number
                 loop.now_s += 2 * PAUSE_S
@@ -74,7 +75,7 @@ def _connections() -> tuple[Connections, list[socket.socket]]:
 
 def _dial(url: str) -> tuple[list[socket.socket], list["asyncio.Future[Link]"]]:
     connections, dialled = _connections()
-    return dialled, [asyncio.ensure_future(connections.new(read_target(url))) for _ in range(MANY)]
+    return dialled, [asyncio.ensure_future(connections.new(read_target(url), ACME)) for _ in range(MANY)]
 
 
 async def _rounds() -> None:

@@ -18,7 +18,8 @@ import aiohappyeyeballs
 from timer_service.adapters.webhook import failures
 from timer_service.adapters.webhook.guard import AddressInfo, MakeSocket, guarded
 from timer_service.adapters.webhook.link import Link
-from timer_service.adapters.webhook.resolver import GuardedResolver, LookUp, RememberedNames, look_up
+from timer_service.adapters.webhook.resolver import LOOKUP_TIMEOUT_S, GuardedResolver, LookUp, look_up
+from timer_service.domain.messages import TenantId
 from timer_service.targets import AddressRules, Target, read_allowed, read_target
 
 MAX_IN_A_ROW: Final = 8
@@ -66,6 +67,7 @@ class Routing:
     proxy_login: str | None = field(default=None, repr=False)
     """What the proxy asks for, as user:password."""
     look_up: LookUp = look_up
+    lookup_timeout_s: float = LOOKUP_TIMEOUT_S
     make_socket: MakeSocket = socket.socket
     max_kept: int = MAX_KEPT
     keeps_answers: bool = False
@@ -81,7 +83,7 @@ class Connections:
         """For the proxy alone: what goes through a tunnel never has them."""
         # Through a proxy every connection is one to the proxy, which the operator has named.
         rules = routing.rules if self.proxy is None else AddressRules(read_allowed("0.0.0.0/0, ::/0"))
-        self._names = RememberedNames(GuardedResolver(rules, routing.look_up))
+        self._names = GuardedResolver(rules, routing.look_up, routing.lookup_timeout_s)
         self._socket_for = guarded(rules, routing.make_socket)
         self._context = context
         self._max_kept = routing.max_kept
@@ -102,11 +104,11 @@ class Connections:
             link.abort()
         return None
 
-    async def new(self, target: Target) -> Link:
-        """Connect. Raises NoConnection, which says how far it came."""
+    async def new(self, target: Target, tenant_id: TenantId) -> Link:
+        """Connect for a tenant. Raises NoConnection, which says how far it came."""
         if target.scheme == "https":
             await self._pace.turn()
-        dialled = await self._dial(self.proxy or target)
+        dialled = await self._dial(self.proxy or target, tenant_id)
         link = Link(self._open.discard, keeps_answers=self._keeps_answers)
         connect = partial(asyncio.get_running_loop().create_connection, lambda: link, sock=dialled)
         try:
@@ -140,7 +142,6 @@ class Connections:
         """Close all of them."""
         if self._sweep is not None:
             self._sweep.cancel()
-        self._names.close()
         for link in list(self._open):
             link.abort()
 
@@ -158,10 +159,14 @@ class Connections:
             else:
                 del self._idle[origin]
 
-    async def _dial(self, target: Target) -> socket.socket:
+    async def _dial(self, target: Target, tenant_id: TenantId) -> socket.socket:
         """Connect a socket to the first address that answers; each is checked when it is dialled."""
         try:
-            addresses = [target.address] if target.address else await self._names.addresses(target)
+            addresses = (
+                [target.address]
+                if target.address
+                else await self._names.resolve(tenant_id, target.host, target.port)
+            )
         except OSError as error:
             raise failures.not_found(error) from error
         if not addresses:

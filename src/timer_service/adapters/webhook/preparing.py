@@ -9,6 +9,7 @@ from timer_service.adapters.webhook.message import Message, build_message
 from timer_service.adapters.webhook.resolver import GuardedResolver, LookUp, look_up
 from timer_service.domain.delivery import Blocked, CallbackRequest, Trouble, Unreachable
 from timer_service.domain.errors import TimerServiceError
+from timer_service.domain.messages import TenantId
 from timer_service.ports.callback_preview import Preview, Verdict
 from timer_service.targets import AddressRules, read_target
 
@@ -57,7 +58,8 @@ class HttpCallbackPreview:
     def __init__(self, preparer: Preparer, *, has_proxy: bool = False, look_up: LookUp = look_up) -> None:
         self._preparer = preparer
         self._has_proxy = has_proxy
-        self._resolver = GuardedResolver(preparer.rules, look_up)
+        # It answers how things are now.
+        self._resolver = GuardedResolver(preparer.rules, look_up, remembered_s=0)
 
     async def preview(self, request: CallbackRequest) -> Preview | Blocked | Unreachable:
         """Sign a request and judge its receiver; nothing is sent."""
@@ -66,17 +68,17 @@ class HttpCallbackPreview:
             return message
         shown = self._preparer.vault.shown(request.key, request.callback.headers)
         headers = message.headers | {name.lower(): value for name, value in shown.items()}
-        verdict, detail = await self._judge(message.url)
+        verdict, detail = await self._judge(request.tenant_id, message.url)
         return Preview(message.method, message.url, headers, message.body, verdict, detail)
 
-    async def _judge(self, url: str) -> tuple[Verdict, str | None]:
+    async def _judge(self, tenant_id: TenantId, url: str) -> tuple[Verdict, str | None]:
         target = read_target(url)
         if target.address is not None:
             return Verdict.ALLOWED, None  # It was judged with the URL.
         if self._has_proxy:
             return Verdict.PROXY, None
         try:
-            found = await self._resolver.resolve(target.host, target.port)
+            found = await self._resolver.resolve(tenant_id, target.host, target.port)
         except DeniedAddress as error:
             return Verdict.DENIED, blocked_by(error)
         except OSError as error:

@@ -26,6 +26,7 @@ from timer_service.domain.delivery import (
     Trouble,
     Unreachable,
 )
+from timer_service.domain.messages import TenantId
 from timer_service.targets import Target, read_target
 
 log = structlog.get_logger(__name__)
@@ -83,7 +84,7 @@ class HttpCallbackSender:
                 if not isinstance(prepared, Message):
                     return prepared
                 seen.sent = prepared.headers
-                return seen.result(await self._call(prepared, seen), request)
+                return seen.result(await self._call(prepared, request.tenant_id, seen), request)
         except TimeoutError:
             # The status decides: a body that takes too long changes nothing about it.
             return seen.result(seen.answer or TimedOut(timeout), request)
@@ -93,7 +94,7 @@ class HttpCallbackSender:
             log.error("callback.failed", kind=kind, tenant=request.tenant_id, place=_place(error))
             return Unreachable(Trouble.RESET, f"unexpected: {kind}")
 
-    async def _call(self, message: Message, seen: _Seen) -> CallResult:
+    async def _call(self, message: Message, tenant_id: TenantId, seen: _Seen) -> CallResult:
         target = read_target(message.url)
         is_in_full = self._connections.proxy is not None and target.scheme == "http"
         written = wire_bytes(message, in_full=is_in_full, proxy_headers=self._connections.proxy_headers)
@@ -107,7 +108,8 @@ class HttpCallbackSender:
                     # back, so the attempt is begun once more, on a new connection.
                     if not error.is_silent:
                         raise
-            return await self._exchange(target, await self._connections.new(target), written, seen)
+            link = await self._connections.new(target, tenant_id)
+            return await self._exchange(target, link, written, seen)
         except (NoConnection, ClosedEarly, NotHttp) as error:
             return result_of(error)
 
