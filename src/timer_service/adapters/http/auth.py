@@ -1,12 +1,13 @@
 """Who asks: the tenant and the scopes of an API key, before anything else of a request is read."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hmac import compare_digest
-from typing import Final
+from typing import Any, Final
 
 from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import (
@@ -25,9 +26,12 @@ from timer_service.ports.api_keys import ApiKeyStore
 FRESH_S: Final = 5.0
 """How long a revoked key may still open: it is looked up again after that."""
 MAX_KNOWN_KEYS: Final = 10_000
+"""And as many ids that there are not, apart from them: nobody makes us forget a key by trying others."""
 WRONG_KEYS_PER_MINUTE: Final = 30
 """From one address; a program that is set up wrongly is told so this often."""
 MAX_ADDRESS_CHARS: Final = 64
+STRANGERS_PAUSE_S: Final = 0.005
+"""After a key that there is not, where many wrong ones come from: so many look-ups they may cost us."""
 USE_NOTED_EVERY: Final = timedelta(minutes=1)
 _BEARER: Final = "bearer "
 
@@ -82,14 +86,16 @@ class Doorkeeper:
         self._elapsed_s = elapsed_s
         self.single = None if single_key is None else digest_of(single_key)
         self.single_caller = Caller(TenantId(single_tenant), ALL_SCOPES)
-        self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[float, ApiKey]] = OrderedDict()
+        self._unknown: OrderedDict[str, float] = OrderedDict()
+        self._strangers = asyncio.Lock()
         self._wrong = Tries(WRONG_KEYS_PER_MINUTE, elapsed_s)
 
     async def caller(self, headers: Mapping[str, str], address: str = "") -> Caller | None:
         """Return whose key the headers carry; None if it is not valid.
 
-        Raises TransientError, and TooManyTries where many wrong keys came from an address: then keys that are
-        not known are no longer looked up for it, while those that opened before still do.
+        Raises TransientError, and TooManyTries for a wrong key where many came from its address. Somebody
+        else there may have a valid one: it opens all the same.
         """
         text = _key_in(headers)
         if text is None:
@@ -97,9 +103,7 @@ class Doorkeeper:
         if self.single is not None and compare_digest(self.single, digest_of(text)):
             return self.single_caller
         key_id = key_id_of(text)
-        key = None
-        if key_id is not None and (self._opened_before(key_id) or self._wrong.are_left(address)):
-            key = await self.valid_key(key_id)
+        key = None if key_id is None else await self._key_from(address, key_id)
         # A key for every tenant is one for the page: the API has no way to say whose timer is meant.
         if key is None or key.tenant_id == ALL_TENANTS or not compare_digest(key.digest, digest_of(text)):
             self._wrong.count(address)
@@ -118,8 +122,21 @@ class Doorkeeper:
         with suppress(TransientError):
             await self._keys.note_use(key_id, now)
 
-    def _opened_before(self, key_id: str) -> bool:
-        return self._known.get(key_id, (0.0, None))[1] is not None
+    @property
+    def remembered(self) -> int:
+        """How many ids of keys are in memory."""
+        return len(self._known) + len(self._unknown)
+
+    async def _key_from(self, address: str, key_id: str) -> ApiKey | None:
+        """Return a valid key; unknown ones from where many wrong ones come are looked up one by one."""
+        is_cheap = key_id in self._known or self._is_unknown(key_id)
+        if is_cheap or self._wrong.are_left(address):
+            return await self.valid_key(key_id)
+        async with self._strangers:
+            key = await self.valid_key(key_id)
+            if key is None:
+                await asyncio.sleep(STRANGERS_PAUSE_S)
+            return key
 
     async def valid_key(self, key_id: str) -> ApiKey | None:
         """Return a key that was neither revoked nor has expired, by its id. Raises TransientError."""
@@ -129,15 +146,28 @@ class Doorkeeper:
     async def _find(self, key_id: str) -> ApiKey | None:
         """Look a key up, at most every few seconds: also one that there is not."""
         now_s = self._elapsed_s()
-        known = self._known.get(key_id)
-        if known is not None and now_s - known[0] < FRESH_S:
-            return known[1]
+        found_s, key = self._known.get(key_id, (0.0, None))
+        if (key is not None and now_s - found_s < FRESH_S) or self._is_unknown(key_id):
+            return key
         key = await self._keys.get(key_id)
-        self._known[key_id] = (now_s, key)
-        self._known.move_to_end(key_id)
-        if len(self._known) > MAX_KNOWN_KEYS:
-            self._known.popitem(last=False)
+        if key is None:
+            self._known.pop(key_id, None)
+            self._unknown[key_id] = now_s
+            _keep_newest(self._unknown, key_id)
+        else:
+            self._known[key_id] = (now_s, key)
+            _keep_newest(self._known, key_id)
         return key
+
+    def _is_unknown(self, key_id: str) -> bool:
+        """Return whether a moment ago there was no such key."""
+        return self._elapsed_s() - self._unknown.get(key_id, -FRESH_S) < FRESH_S
+
+
+def _keep_newest(remembered: OrderedDict[str, Any], key_id: str) -> None:
+    remembered.move_to_end(key_id)
+    if len(remembered) > MAX_KNOWN_KEYS:
+        remembered.popitem(last=False)
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:
