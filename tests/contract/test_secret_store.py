@@ -1,8 +1,10 @@
 """Where the secrets of tenants are kept, and the keyring on top of it."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ from tests.support.callbacks import SEALING, keyring_of
 from tests.support.timers import ACME, GLOBEX, at
 from timer_service.adapters.sealing import NotOpened, SecretKeys
 from timer_service.adapters.sqlite.secrets import SqliteSecretStore, secrets_path
-from timer_service.adapters.webhook.keyring import FRESH_S, MAX_NAMED_SECRETS, OVERLAP, Keyring
+from timer_service.adapters.webhook.keyring import FRESH_S, MAX_NAMED_SECRETS, MAX_READING, OVERLAP, Keyring
 from timer_service.domain.callback import Signing
 from timer_service.domain.messages import TenantId
 from timer_service.ports.secret_store import SecretKind, SecretStore, StoredSecret
@@ -249,3 +251,21 @@ async def test_the_secrets_of_many_tenants_in_a_file_occupy_one_thread_which_eac
     assert threads.total == 2 * len(tenants)  # To look for a key, and to keep a new one.
     stored = [await keyring_of(store).read(each) for each in tenants]
     assert found == stored
+
+
+async def test_keys_that_wait_for_another_process_hold_up_no_other_tenant(tmp_path: Path) -> None:
+    path = secrets_path(tmp_path / "timers.db")
+    await keyring_of(SqliteSecretStore(path)).secrets_for(ACME, Signing.ED25519)
+    keyring = keyring_of(SqliteSecretStore(path))
+    newcomers = [TenantId(f"new-{n}") for n in range(2 * MAX_READING)]
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = [asyncio.ensure_future(keyring.secrets_for(each, Signing.ED25519)) for each in newcomers]
+        await asyncio.sleep(0)
+
+        found = await keyring.secrets_for(ACME, Signing.ED25519)
+        still_waiting = [not each.done() for each in waiting]
+        other.execute("ROLLBACK")
+
+    assert (len(found.signing), still_waiting) == (1, [True] * len(waiting))
+    assert [len(each.signing) for each in await asyncio.gather(*waiting)] == [1] * len(waiting)

@@ -2,13 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from timer_service.adapters import secret_rows
 from timer_service.adapters.sqlite.side_file import SideFile
+from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import TenantId
 from timer_service.ports.secret_store import SecretPlace, StoredSecret
+
+PAUSE_S: Final = 0.05
+ADD_PAUSES: Final = 100
+"""Together five seconds, as long as any other change waits."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS tenant_secrets (
@@ -65,8 +71,16 @@ class SqliteSecretStore:
 
     async def add_secret(self, secret: StoredSecret) -> bool:
         """Keep a secret unless its place is taken."""
+        for _ in range(ADD_PAUSES):
+            with suppress(StoreBusy):
+                return await self._add(secret)
+            # Another process changes the file: who only reads has the turn meanwhile.
+            await asyncio.sleep(PAUSE_S)
+        return await self._add(secret)
+
+    async def _add(self, secret: StoredSecret) -> bool:
         async with self._turn:
-            return await self._file.change(_ADD, secret_rows.row(secret)) > 0
+            return await self._file.change(_ADD, secret_rows.row(secret), wait_s=0) > 0
 
     async def save_secrets(self, secrets: Sequence[StoredSecret]) -> None:
         """Keep secrets in place of what was there."""

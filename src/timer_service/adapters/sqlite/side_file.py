@@ -44,15 +44,20 @@ class SideFile:
             found = await self._in_thread(work, "ro")
         return found or []
 
-    async def change(self, sql: str, *rows: Sequence[Any]) -> int:
-        """Run a statement for each row in one transaction, durable when it ends; return how many changed."""
-        return await self._changed(lambda file: sum(file.execute(sql, row).rowcount for row in rows))
+    async def change(self, sql: str, *rows: Sequence[Any], wait_s: float = BUSY_TIMEOUT_S) -> int:
+        """Run a statement for each row in one transaction, durable when it ends; return how many changed.
+
+        While another process changes the file it waits, at most so long. Raises StoreBusy.
+        """
+        return await self._changed(lambda file: sum(file.execute(sql, row).rowcount for row in rows), wait_s)
 
     async def add(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Do the same, and return the number that the last row was given."""
         return await self._changed(lambda file: [file.execute(sql, row).lastrowid or 0 for row in rows][-1])
 
-    async def _changed(self, change: Callable[[sqlite3.Connection], int]) -> int:
+    async def _changed(
+        self, change: Callable[[sqlite3.Connection], int], wait_s: float = BUSY_TIMEOUT_S
+    ) -> int:
         def work(file: sqlite3.Connection) -> int:
             self._bring_up(file)
             with file:
@@ -60,7 +65,7 @@ class SideFile:
 
         if not self._path.exists():
             self._path.touch(0o600)
-        return await self._in_thread(work, "rw")
+        return await self._in_thread(work, "rw", wait_s)
 
     def _bring_up(self, file: sqlite3.Connection) -> None:
         """Make the table, or add what an older version did not have."""
@@ -73,10 +78,12 @@ class SideFile:
                 file.execute(statement)
             file.execute(f"PRAGMA user_version = {len(self._schema)}")
 
-    async def _in_thread(self, work: Callable[[sqlite3.Connection], T], mode: str) -> T:
+    async def _in_thread(
+        self, work: Callable[[sqlite3.Connection], T], mode: str, wait_s: float = BUSY_TIMEOUT_S
+    ) -> T:
         def worked() -> T:
             address = f"{self._path.absolute().as_uri()}?mode={mode}"
-            with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_S)) as file:
+            with closing(sqlite3.connect(address, uri=True, timeout=wait_s)) as file:
                 return work(file)
 
         with translated(self._path):

@@ -68,6 +68,8 @@ class Keyring:
         self._cached: OrderedDict[TenantId, tuple[float, TenantSecrets]] = OrderedDict()
         self._reading: WeakValueDictionary[TenantId, asyncio.Lock] = WeakValueDictionary()
         self._turns = asyncio.Semaphore(MAX_READING)
+        # Apart from them: to keep a new key may take seconds, which those who only read do not wait for.
+        self._turns_of_new = asyncio.Semaphore(MAX_READING)
 
     @property
     def cached_tenants(self) -> int:
@@ -84,9 +86,11 @@ class Keyring:
             found = self._fresh(tenant_id)
             if found is not None and found.keys(kind, self._now()):
                 return found
-            async with self._turns:
-                found = found or await self.read(tenant_id)
-                if not found.keys(kind, self._now()):
+            if found is None:
+                async with self._turns:
+                    found = await self.read(tenant_id)
+            if not found.keys(kind, self._now()):
+                async with self._turns_of_new:
                     found = await self._with_new_key(tenant_id, kind, found)
         return found
 
