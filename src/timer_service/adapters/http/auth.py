@@ -161,7 +161,8 @@ class Doorkeeper:
 
     def _is_unknown(self, key_id: str) -> bool:
         """Return whether a moment ago there was no such key."""
-        return self._elapsed_s() - self._unknown.get(key_id, -FRESH_S) < FRESH_S
+        asked_s = self._unknown.get(key_id)
+        return asked_s is not None and self._elapsed_s() - asked_s < FRESH_S
 
 
 def _keep_newest(remembered: OrderedDict[str, Any], key_id: str) -> None:
