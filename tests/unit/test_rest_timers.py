@@ -115,6 +115,24 @@ async def test_a_thousand_racing_requests_with_one_key_make_one_timer(site: Site
     assert len(site.store.timers) == 1
 
 
+async def test_beside_an_id_of_the_caller_a_key_tells_a_repetition_from_others_who_want_the_id(
+    site: Site,
+) -> None:
+    body = {"serviceCallId": "order-1", "dueAt": DUE}
+
+    async def ask(key: str, **more: Any) -> tuple[int, str | None]:
+        reply = await site.ask("POST", "/v1/timers", {**body, **more}, idempotency_key=key)
+        return reply.status, reply.headers.get("idempotency-replayed")
+
+    assert await ask("k") == (201, None)
+    assert await ask("k") == (200, "true")
+    assert await ask("k", dueAt=LATER) == (422, None)
+    assert await ask("another") == (409, None)
+    # The id is what a timer is found by: with another one, the key has not come before.
+    assert await ask("k", serviceCallId="order-2") == (201, None)
+    assert len(site.store.timers) == 2
+
+
 async def test_a_key_holds_for_the_whole_life_of_the_timer(site: Site) -> None:
     body = {"dueAt": format_time(at(400 * 86_400))}
     first = await site.ask("POST", "/v1/timers", body, idempotency_key="k")
@@ -339,4 +357,5 @@ async def test_a_repeated_batch_with_a_key_finds_its_timers(site: Site) -> None:
     assert again == [(200, name) for _, name in first[:3]] + [(400, None)]
     assert other == [(422, None), (200, first[1][1])]
     assert [status for status, _ in await ask({"dueAt": DUE}, key="another")] == [201]
+    assert [status for status, _ in await ask(batch[2], key="another")] == [409]
     assert len(site.store.timers) == 4

@@ -114,7 +114,7 @@ class CompactHandlers:
         callback = self._desk.read(
             (tenant_id, name), CallbackBody.model_validate(_callback(body)), pointer="", attempts=1
         )
-        fingerprint = None if key is None else conditions.fingerprint_of(value)
+        fingerprint = None if key is None else conditions.fingerprint_of(key, value)
         command = ScheduleTimer(
             *(tenant_id, name, body.execute_at, None, NEWEST, codec.read_trace(request.headers)),
             callback=callback,

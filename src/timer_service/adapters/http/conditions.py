@@ -14,6 +14,8 @@ from timer_service.domain.timer import Timer
 MAX_KEY_CHARS: Final = 255
 ANY: Final = "*"
 _ETAGS: Final = re.compile(r'\s*(?:W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
+_SHORT: Final = 16
+"""Digits of a hash where two that are equal by chance would harm nobody but the caller."""
 _KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
 
 
@@ -75,13 +77,19 @@ def id_from_key(tenant_id: TenantId, key: str) -> ServiceCallId:
     return ServiceCallId(str(UUID(bytes=digest[:16], version=5)))
 
 
-def fingerprint_of(body: Any) -> str:
+def fingerprint_of(key: str, body: Any) -> str:
     """Tell a repeated request from another one: whatever the order of its fields."""
-    return _short(json.dumps(body, sort_keys=True, separators=(",", ":")), 32)
+    return _short(key) + _short(json.dumps(body, sort_keys=True, separators=(",", ":")))
 
 
-def _short(text: str, chars: int = 16) -> str:
-    return sha256(text.encode()).hexdigest()[:chars]
+def came_with_key_of(fingerprint: str | None, timer: Timer) -> bool:
+    """Return whether a timer was created with the key of a request that finds it there.
+
+    Where the caller names its id, it may have come with another key, or with none.
+    """
+    if fingerprint is None or timer.fingerprint is None:
+        return False
+    return timer.fingerprint[:_SHORT] == fingerprint[:_SHORT]
 
 
 def reused() -> Problem:
@@ -89,3 +97,7 @@ def reused() -> Problem:
     return Problem(
         "idempotency-key-reused", "this Idempotency-Key came with another request before: use a new one"
     )
+
+
+def _short(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:_SHORT]

@@ -75,7 +75,7 @@ class TimerHandlers:
         body = bodies.read_value(NewTimerBody, value)
         key = conditions.idempotency_key(request.headers)
         name = self._builder.name_for(request, body)
-        fingerprint = None if key is None else conditions.fingerprint_of(value)
+        fingerprint = None if key is None else conditions.fingerprint_of(key, value)
         command = self._builder.whole(request, name, body, expected=frozenset(), fingerprint=fingerprint)
         await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
@@ -87,7 +87,7 @@ class TimerHandlers:
 
     async def _found(self, timer: Timer, fingerprint: str | None) -> Answer:
         """Answer a creation whose timer is there already."""
-        if fingerprint is None:
+        if not conditions.came_with_key_of(fingerprint, timer):
             raise await self._views.problem("already-exists", "there is a timer with this id", timer)
         if timer.fingerprint != fingerprint:
             raise conditions.reused()
@@ -192,7 +192,7 @@ class TimerHandlers:
                     raise invalid(
                         "is already the id of another timer in the batch", f"{pointer}/serviceCallId"
                     )
-                fingerprint = None if key is None else conditions.fingerprint_of(value)
+                fingerprint = None if key is None else conditions.fingerprint_of(key, value)
                 command = self._builder.whole(
                     *(request, name, body),
                     expected=frozenset(),
@@ -237,7 +237,7 @@ class TimerHandlers:
         if timer is None or outcome in _UNSETTLED:
             return _failed(Problem("unavailable", _UNSETTLED[outcome]))
         shown = self._views.of(timer)
-        if outcome is not Outcome.SCHEDULED and fingerprint is not None:
+        if outcome is not Outcome.SCHEDULED and conditions.came_with_key_of(fingerprint, timer):
             if timer.fingerprint != fingerprint:
                 return _failed(conditions.reused())
             return {"status": 200, "outcome": Outcome.UNCHANGED.value, "timer": shown}
