@@ -1,15 +1,26 @@
 """What a group of commands changed together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from timer_service.domain.callback import Callback, NoCallback
 from timer_service.domain.messages import Command, ScheduleTimer, TimerKey
 from timer_service.domain.timer import Outcome
 
+DECIDED_AT_ONCE: Final = 128
+"""Of many requests in one transaction: between two groups the event loop turns to everything else."""
+
+T = TypeVar("T")
+
 _SETS_A_DUE_TIME: Final = frozenset({Outcome.SCHEDULED, Outcome.RESCHEDULED})
 _TAKES_A_CALLBACK: Final = _SETS_A_DUE_TIME | {Outcome.UNCHANGED}
+
+
+def in_groups(items: Sequence[T], most: int = DECIDED_AT_ONCE) -> Iterator[Sequence[T]]:
+    """Yield items in their order, so many at once."""
+    for first in range(0, len(items), most):
+        yield items[first : first + most]
 
 
 def nearest_due_at(commands: Sequence[Command], outcomes: Sequence[Outcome]) -> datetime | None:

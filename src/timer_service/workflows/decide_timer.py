@@ -13,6 +13,7 @@ from timer_service.domain.errors import (
     TransientError,
 )
 from timer_service.domain.messages import Command, Position, TimerKey
+from timer_service.domain.outcomes import in_groups
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
@@ -85,7 +86,10 @@ class RequestDesk:
         """
         async with self._turn:
             _, position = await self._placed([_Waiting(request, without_broker=True) for request in requests])
-            placed = [replace(request, position=position) for request in requests]
+            placed: list[Command] = []
+            for some in in_groups(requests):
+                placed += [replace(request, position=position) for request in some]
+                await asyncio.sleep(0)
             return await self._store.decide(placed, self._clock.now())
 
     async def _join(self, mine: _Waiting) -> Decided:

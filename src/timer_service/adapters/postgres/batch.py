@@ -10,7 +10,7 @@ from timer_service.adapters.postgres.statements import INSERT, LOAD, LOCK_FOR_RE
 from timer_service.domain import timer as rules
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import Command, TimerKey
-from timer_service.domain.outcomes import nearest_due_at
+from timer_service.domain.outcomes import in_groups, nearest_due_at
 from timer_service.domain.timer import Outcome, Timer
 
 
@@ -69,12 +69,22 @@ async def insert(connection: Connection, batch: Batch, keys: Iterable[TimerKey])
 
 async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
     """Decide requests for all timers that nobody else holds; return these as they are now."""
-    first = {key: batch.first(key) for key in sorted(batch.commands.keys() - batch.about_versions)}
+    timers: dict[TimerKey, Timer] = {}
+    about_versions = batch.about_versions
+    for keys in map(frozenset, in_groups(sorted(batch.commands))):
+        timers |= await _decide(connection, batch, keys, about_versions & keys)
+    return timers
+
+
+async def _decide(
+    connection: Connection, batch: Batch, keys: frozenset[TimerKey], about_versions: frozenset[TimerKey]
+) -> dict[TimerKey, Timer]:
+    first = {key: batch.first(key) for key in sorted(keys - about_versions)}
     inserted = await connection.fetch(INSERT, *rows.columns(first.values())) if first else []
     timers = {(row[0], row[1]): first[row[0], row[1]] for row in inserted}
-    if there := batch.commands.keys() - timers.keys():
+    if there := keys - timers.keys():
         found = await connection.fetch(LOCK_FOR_REQUESTS, *arrays.transposed(there, 2))
-        await _expect(connection, batch.about_versions - {(row[0], row[1]) for row in found})
+        await _expect(connection, about_versions - {(row[0], row[1]) for row in found})
         # An earlier claim of a timer went by the database's clock or an earlier one.
         batch.now = max(batch.now, *(row[-1] for row in found)) if found else batch.now
         before = [rows.timer(row) for row in found if row[-2]]

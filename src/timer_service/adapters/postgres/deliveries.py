@@ -17,7 +17,7 @@ from timer_service.adapters.rows import text
 from timer_service.domain.delivery import KEPT_ATTEMPTS, Delivery
 from timer_service.domain.errors import TimerServiceError
 from timer_service.domain.messages import Command, TimerKey
-from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks
+from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks, in_groups
 from timer_service.domain.timer import Outcome
 from timer_service.ports.delivery_store import (
     CallbackRecord,
@@ -174,9 +174,10 @@ async def keep_callbacks(
 ) -> None:
     """Write the callbacks of timers, and forget those that were taken from theirs; inside a transaction."""
     callbacks = accepted_callbacks(requests, outcomes)
-    kept = [columns.callback_row(key, each, now) for key, each in callbacks.items() if key in decided]
-    if kept:
-        await connection.executemany(statements.KEEP_CALLBACK, kept)
+    kept = [(key, each) for key, each in callbacks.items() if key in decided]
+    for some in in_groups(kept):
+        written = [columns.callback_row(key, each, now) for key, each in some]
+        await connection.executemany(statements.KEEP_CALLBACK, written)
     dropped = [key for key in dropped_callbacks(requests, outcomes) if key in decided]
     for sql in statements.FORGET if dropped else ():
         await connection.executemany(sql, dropped)

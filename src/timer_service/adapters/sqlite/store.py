@@ -30,7 +30,7 @@ from timer_service.adapters.sqlite.questions import NOBODY, Questions
 from timer_service.adapters.sqlite.schema import NEW
 from timer_service.adapters.sqlite.sealed_headers import SqliteSealedHeaders
 from timer_service.adapters.sqlite.write_ahead_log import WriteAheadLog
-from timer_service.adapters.sqlite.writer import Writer
+from timer_service.adapters.sqlite.writer import Changes, Writer
 from timer_service.domain import timer as rules
 from timer_service.domain.callback import Sink
 from timer_service.domain.due_timer import DueTimer
@@ -44,7 +44,7 @@ from timer_service.domain.messages import (
     TimerKey,
     epoch_ms,
 )
-from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks
+from timer_service.domain.outcomes import accepted_callbacks, dropped_callbacks, in_groups
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.timer_store import (
     NOTHING_HELD_BACK,
@@ -101,45 +101,50 @@ class SqliteTimerStore:
 
     async def apply(self, commands: Sequence[Command], now: datetime) -> list[Outcome]:
         """Apply the domain's rules in order."""
-        outcomes, _ = await self._change(commands, now, rules.apply)
+        async with self._writer.transaction() as changes:
+            outcomes, _ = await self._change(changes, commands, now, rules.apply)
         return outcomes
 
     async def decide(self, requests: Sequence[Command], now: datetime) -> list[Decided]:
         """Apply the domain's rules; a timer that is being fired is not open to requests, nor the reverse."""
         by_key = {request.key: request for request in requests}
-        outcomes: dict[TimerKey, Outcome] = {}
+        outcomes: list[Outcome] = []
         timers: dict[TimerKey, Timer] = {}
         with self._exclusion.requesting(by_key) as keys:
             if keys:
-                decided, timers = await self._change([by_key[key] for key in keys], now, rules.decide)
-                outcomes = dict(zip(keys, decided, strict=True))
+                async with self._writer.transaction() as changes:
+                    for some in in_groups([by_key[key] for key in keys]):
+                        decided, found = await self._change(changes, some, now, rules.decide)
+                        outcomes += decided
+                        timers |= found
+            by_timer = dict(zip(keys, outcomes, strict=True))
         return [
-            _decided(outcomes.get(request.key, Outcome.DUE), timers.get(request.key)) for request in requests
+            _decided(by_timer.get(request.key, Outcome.DUE), timers.get(request.key)) for request in requests
         ]
 
     async def _change(
-        self, commands: Sequence[Command], now: datetime, rule: rules.Rule
+        self, changes: Changes, commands: Sequence[Command], now: datetime, rule: rules.Rule
     ) -> tuple[list[Outcome], dict[TimerKey, Timer]]:
-        """Load the rows concerned, apply the rules in order, save what changed."""
+        """Load the rows concerned, apply the rules in order, save what changed; inside a transaction."""
         outcomes: list[Outcome] = []
-        async with self._writer.transaction() as changes:
-            keys = [command.key for command in commands]
-            timers = await self._load(dict.fromkeys(keys))
-            changed = changes.timers
-            for key, command in zip(keys, commands, strict=True):
-                before = timers.get(key)
-                after, outcome = rule(before, command, now)
-                if after is not before:
-                    timers[key] = changed[key] = after
-                    changes.pending += _is_pending(after) - _is_pending(before)
-                outcomes.append(outcome)
-            if changed:
-                await self._writer.connection.execute(*statements.save(changed.values()))
-                if rule is rules.decide:
-                    callbacks = accepted_callbacks(commands, outcomes)
-                    dropped = dropped_callbacks(commands, outcomes)
-                    await keep_callbacks(self._writer.connection, callbacks, dropped, now)
-                await advance_epochs(self._writer.connection, commands)
+        changed: dict[TimerKey, Timer] = {}
+        keys = [command.key for command in commands]
+        timers = await self._load(dict.fromkeys(keys))
+        for key, command in zip(keys, commands, strict=True):
+            before = timers.get(key)
+            after, outcome = rule(before, command, now)
+            if after is not before:
+                timers[key] = changed[key] = after
+                changes.pending += _is_pending(after) - _is_pending(before)
+            outcomes.append(outcome)
+        if changed:
+            changes.timers |= changed
+            await self._writer.connection.execute(*statements.save(changed.values()))
+            if rule is rules.decide:
+                callbacks = accepted_callbacks(commands, outcomes)
+                dropped = dropped_callbacks(commands, outcomes)
+                await keep_callbacks(self._writer.connection, callbacks, dropped, now)
+            await advance_epochs(self._writer.connection, commands)
         return outcomes, timers
 
     @asynccontextmanager
