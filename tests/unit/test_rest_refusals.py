@@ -10,6 +10,7 @@ from tests.support.timers import ACME, GLOBEX, at
 from timer_client.wire import format_time
 from timer_service.adapters.http.api import MAX_HELD_BACK
 from timer_service.adapters.http.auth import WRONG_KEYS_PER_MINUTE
+from timer_service.adapters.http.bodies import MAX_OBJECTS
 from timer_service.domain.api_keys import Scope
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import ServiceCallId, TenantId
@@ -88,6 +89,21 @@ async def test_the_tenant_is_that_of_the_key_and_never_of_the_body(site: Site) -
 
 
 # Bodies
+
+
+async def test_a_batch_with_very_many_objects_and_arrays_is_not_read(site: Site) -> None:
+    def batch(brackets: int) -> dict[str, Any]:
+        callback = {"url": "https://shop.example/", "body": [[]] * (brackets // 4)}
+        return {"timers": [{"dueAt": DUE, "callback": callback}] * 4}
+
+    refused = await site.ask("POST", "/v1/timers:batch", batch(MAX_OBJECTS))
+    taken = await site.ask("POST", "/v1/timers:batch", batch(MAX_OBJECTS - 20))
+
+    assert (refused.status, refused.json["errors"]) == (
+        400,
+        [{"pointer": "", "detail": "must have at most 50000 objects and arrays: send fewer timers at once"}],
+    )
+    assert ({each["status"] for each in taken.json["results"]}, len(site.store.timers)) == ({201}, 4)
 
 
 @pytest.mark.parametrize(
