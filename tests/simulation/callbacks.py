@@ -50,6 +50,8 @@ class Callbacks:
         self._insists = insists
         """Whether who is not answered asks again, until told what came of it."""
         self._apis: list[Api] = []
+        self._unheard: list[tuple[float, Sequence[Story]]] = []
+        """Who found nobody to ask, and when."""
         self._turns = 0
         self.requested_s = 0.0
         """When a receiver last saw a request."""
@@ -99,6 +101,7 @@ class Callbacks:
             return True
 
         self._apis.append(take)
+        self._hear()
         try:
             yield
         finally:
@@ -120,8 +123,11 @@ class Callbacks:
         if first.wants[0].kind != SCHEDULE and first.accepted_s is None:
             self._settled(first)  # Who does not know of a timer asks for nothing of it.
             return
+        if not self._apis:
+            self._unheard.append((self._loop.time(), stories))
+            return
         self._turns += 1
-        apis = self._apis[self._turns % len(self._apis) :] + self._apis if self._apis else []
+        apis = self._apis[self._turns % len(self._apis) :] + self._apis
         if any(take(stories) for take in apis):
             for story in stories:
                 story.asked(story.wants[0])
@@ -129,9 +135,19 @@ class Callbacks:
             self._ask_later(stories)
 
     def _ask_later(self, stories: Sequence[Story]) -> None:
-        first = stories[0]
-        first.again_in_s = min(max(2 * first.again_in_s, ASKED_AGAIN_IN_S), MAX_AGAIN_IN_S)
-        self._loop.world_at(self._loop.time() + first.again_in_s, self._ask, stories)
+        self._loop.world_at(self._loop.time() + _next_pause_s(stories[0]), self._ask, stories)
+
+    def _hear(self) -> None:
+        """Let those be heard who tried in vain while there was nobody, each at its next try."""
+        unheard, self._unheard = self._unheard, []
+        for tried_at, stories in unheard:
+            pause_s, late_s = 0.0, self._loop.time() - tried_at
+            while late_s > 0 and pause_s < MAX_AGAIN_IN_S:
+                pause_s = _next_pause_s(stories[0])
+                late_s -= pause_s
+            # From there on the pauses are equal, and may be many.
+            again_in_s = -late_s if late_s <= 0 else pause_s - late_s % pause_s
+            self._loop.world_at(self._loop.time() + again_in_s, self._ask, stories)
 
     def _settled(self, story: Story) -> None:
         """Go on with what is wanted next."""
@@ -217,6 +233,11 @@ class Callbacks:
         story.ended(attempt, result)
         self._watch.note(f"{request.key}: {result}")
         return result
+
+
+def _next_pause_s(story: Story) -> float:
+    story.again_in_s = min(max(2 * story.again_in_s, ASKED_AGAIN_IN_S), MAX_AGAIN_IN_S)
+    return story.again_in_s
 
 
 def _command(hook: Hook, want: Want) -> Command:

@@ -649,7 +649,8 @@ class Model:
         """Return whether every newer command in turn leads from one row to the other, as it mostly does."""
         row = before
         for position, true in self._by_key[key]:
-            if (before is None or position > before.position) and position <= after.position:
+            is_newer = position >= after.oldest if before is None else position > before.position
+            if is_newer and position <= after.position:
                 row = _applied(row, self._commands[true], position)
         return row == after and after != before
 
