@@ -211,6 +211,18 @@ STORIES: dict[str, Plan] = {
         ends_at=75.0,
         crash_from_s=68.0,
     ),
+    "commands that come late, and some that came while a timer waited in vain": _plan(
+        _schedule(0.2, "acme", "order-1", 2.0, 1),
+        _schedule(0.2, "acme", "order-2", 3.4, 2),
+        _schedule(1.05, "acme", "order-9", 60.0, 3),
+        _cancel(2.8, "acme", "order-2", 4),
+        _schedule(2.9, "acme", "order-8", 60.0, 5),
+        faults=[Fault(1.04, "mute", 0.05), Fault(2.79, "mute", 0.05)],
+        catch_up="1s",
+        ack_wait_ms=10_000,
+        ends_at=5.0,
+        crash_from_s=2.85,
+    ),
     "an event stream that is full for a while": _plan(
         _schedule(0.15, "acme", "order-1", 0.2, 1),
         _schedule(0.16, "globex", "order-1", 0.22, 2),

@@ -189,10 +189,12 @@ class Model:
         """When a command was stored whose sequence may have been another's before."""
         self._clock_at: dict[Position, int] = {}
         """The latest that the service's clock had ever shown when a command was stored."""
-        self._handled: Position = (0, 0)
-        """The newest message that the service has let go of."""
-        self._stuck: dict[tuple[int, str], Position] = {}
-        """Of a life and tenant: what is older holds up nothing, because a timer has waited for it in vain."""
+        self._waiting: dict[str, dict[Position, float]] = defaultdict(dict)
+        """Of a tenant: what is in the stream on its subjects, and since when."""
+        self._handled: dict[int, Position] = defaultdict(lambda: (0, 0))
+        """Of a life: the newest message that it has let go of."""
+        self._stuck: dict[int, set[Position]] = defaultdict(set)
+        """Of a life: what holds up nothing, because a timer has waited for it in vain."""
         self._life_began: dict[int, float] = {0: 0.0}
         self._looked_at = 0.0
         """When the service last looked in the table for what is due on the bus."""
@@ -238,6 +240,7 @@ class Model:
             # What the broker says is what counts, and it says the same however often it delivers.
             wish = replace(wish, due_ms=-(-stored_us // 1000) + wish.delay_ms)
         self._newest = max(self._newest, position)
+        self._waiting[_tenant_of(subject)][position] = self.around.now()
         if wish.kind == "refused":
             self.counts.refused += 1
             self._refused[position] = (subject, body, wish)
@@ -265,8 +268,6 @@ class Model:
 
     def acknowledged(self, position: Position, word: str) -> None:
         """Check what the service claims when it lets go of a message."""
-        if word in ("+ACK", "+TERM"):
-            self._handled = max(self._handled, position)
         if word == "+TERM":
             if position not in self._refused:
                 self._violated("I1", f"the valid command {position} was terminated")
@@ -278,6 +279,15 @@ class Model:
                 self._violated("I1", f"{position} was acknowledged, but it is no valid command")
             elif not self._is_kept(wish, position):
                 self._violated("I1", f"{position} was acknowledged before its effect was committed")
+
+    def let_go(self, life: int, position: Position) -> None:
+        """Know which process has acknowledged or terminated a message."""
+        self._handled[life] = max(self._handled[life], position)
+
+    def left(self, position: Position) -> None:
+        """Know that a message is no longer in the stream."""
+        for waiting in self._waiting.values():
+            waiting.pop(position, None)
 
     def asked_for_at_once(self, life: int, sequence: int) -> None:
         """Check that no message goes back and forth without a pause."""
@@ -400,6 +410,14 @@ class Model:
     def _check_caught_up(self, firing: Firing, life: int, now: float) -> None:
         """Check that every command that the broker had stored before the due time was applied before."""
         key, due_ms = firing[:2], firing[3]
+        due_at = now - (self.around.wall_ms() - due_ms) / 1000
+        enough_s = self.around.catch_up_s / 2
+        if now - max(due_at, self._life_began[life]) >= enough_s:
+            # Of what it has waited for, nothing is waited for again that was passed over for newer messages.
+            stored = self._waiting[key[0]].items()
+            vain = {p for p, since in stored if p < self._handled[life] and now - since >= enough_s}
+            self._stuck[life] |= vain
+            return
         rows = [version.row for version in self.history[key] if version.row is not None]
         own = [row for row in rows if _firing(key, row) == firing]
         purged = len(rows) < len(self.history[key])  # Nothing is remembered of it, nor of what was applied.
@@ -410,15 +428,10 @@ class Model:
             for known_as, position in self._by_key[key]
             if known_as > own[-1].position and position not in self._forgiven
             if position not in self._after_loss and self._clock_at[position] < due_ms
+            if position not in self._stuck[life]
             if _firing(key, _applied(own[-1], self._commands[position], known_as)) != firing
         ]
-        due_at = now - (self.around.wall_ms() - due_ms) / 1000
-        waited_s = now - max(due_at, self._life_began[life])
-        if waited_s >= self.around.catch_up_s / 2:
-            self._stuck[life, key[0]] = self._handled
-            return
-        stuck = self._stuck.get((life, key[0]), (0, 0))
-        if ignored := [position for position in ignored if position > stuck]:
+        if ignored:
             self._violated("I8", f"{firing} was published, but {ignored} were stored before it was due")
         silent_since = self.around.silent_since
         if silent_since is not None and silent_since + self.around.slack_s < due_at:
@@ -879,6 +892,11 @@ def _has_taken(row: Row, wish: Wish, position: Position) -> bool:
     if wish.correlation is not None:
         set_at.append(row.correlation_position)
     return all(at is not None and at >= position for at in set_at)
+
+
+def _tenant_of(subject: str) -> str:
+    """Return whose timers wait for what is on a subject."""
+    return subject.split(".")[2]
 
 
 def _firing(key: Key, row: Row) -> Firing | None:

@@ -378,6 +378,16 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "whatever was stored at the look before counts as applied": lambda: rewritten(
         catch_up.CatchUp, "_passed", (" if f.sequence < oldest", "")
     ),
+    "who has waited in vain never waits again": lambda: rewritten(
+        catch_up.CatchUp,
+        "_give_up",
+        ("stuck = min(expired_sequence, backlog.handled_sequence)", "stuck = backlog.last_sequence + 10**6"),
+    ),
+    "what came while a timer waited in vain is given up too": lambda: rewritten(
+        catch_up.CatchUp,
+        "_give_up",
+        ("min(expired_sequence, backlog.", "min(backlog.last_sequence, backlog."),
+    ),
     "sleep without regard to the poll interval": lambda: rewritten(
         Firing,
         "_sleep_until",

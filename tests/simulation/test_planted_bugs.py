@@ -10,6 +10,7 @@ from tests.simulation.world import Tally, Workshop, run_seed
 
 FAILING = "callbacks that are cancelled, and receivers that fail in every way"
 CHANGING = "callbacks that move, expire, are given up and sent again"
+IN_VAIN = "commands that come late, and some that came while a timer waited in vain"
 CAUGHT_BY: dict[str, int | str] = {
     "mark before publish": "an event stream that is full for a while",
     "acknowledge before commit": "a first start, commands, and more due than a batch",
@@ -59,6 +60,8 @@ CAUGHT_BY: dict[str, int | str] = {
     "a silent command stream is waited for forever": "a command stream that answers no question for long",
     "a silent command stream counts as empty at once": "a command stream that answers no question for long",
     "whatever was stored at the look before counts as applied": 2,
+    "who has waited in vain never waits again": IN_VAIN,
+    "what came while a timer waited in vain is given up too": IN_VAIN,
     "sleep without regard to the poll interval": (
         "a clock that is behind at the start, and set right at the end"
     ),

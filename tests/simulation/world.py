@@ -664,7 +664,10 @@ class World:
             if message.data == b"-NAK":
                 self.model.asked_for_at_once(process.number, sequence)
             if stream is not None and sequence in stream.messages and self._was_delivered(sequence):
-                self.model.acknowledged(stream.messages[sequence].position, word)
+                position = stream.messages[sequence].position
+                self.model.acknowledged(position, word)
+                if word in ("+ACK", "+TERM"):
+                    self.model.let_go(process.number, position)
 
     def _was_delivered(self, sequence: int) -> bool:
         consumer = self.broker.consumer
@@ -690,6 +693,7 @@ class World:
     def command_ended(self, position: Position, word: str) -> None:
         self.note(f"command {position[1]} leaves the stream by {word}")
         self.model.acknowledged(position, word)
+        self.model.left(position)
 
     def event_stored(self, message: Message, *, duplicate: bool) -> None:
         self.note(f"event {(message.headers or {})['Nats-Msg-Id']} {'dropped' if duplicate else 'stored'}")
