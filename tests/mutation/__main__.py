@@ -105,8 +105,7 @@ def main() -> int:
     with ExitStack() as stack:
         benches = Benches([stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(options.jobs)])
         tested = Tested(_test_files(), modules())
-        if tested.missing:
-            benches.each(tested.measure, [options.jobs])
+        benches.each(tested.measure, tested.missing)
         outcomes = benches.each(lambda bench, mistake: _try(bench, mistake, tested), made)
     counts = Counter(outcomes)
     of = counts["killed"] + counts["survived"]

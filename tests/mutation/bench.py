@@ -2,32 +2,38 @@
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from coverage import Coverage, CoverageData
+from coverage import CoverageData
 
 from tests.mutation.mistakes import Mistake
-from tests.mutation.watching import SECONDS
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (
     *(".git", ".venv", ".*cache", ".hypothesis", ".coverage*"),
     *("__pycache__", "node_modules", "build", "dist"),
 )
+KEPT_BY_PYTEST = ".mutants"
 PYTEST = (
-    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
+    *("-m", "pytest", "-q", "--tb=no", "-o", f"cache_dir={KEPT_BY_PYTEST}", "--hypothesis-seed=0"),
     *("-m", "not upgrade and not cluster and not clients"),
 )
-MEASURED_FOR_S = 3600.0
-HANGS_AFTER_S = 300.0
-"""Beyond what the tests take without a mistake."""
+REACHED = ".reached"
+PASSED = (0, 5)
+"""What pytest returns if all tests pass, and if there are none."""
+REACHES_WITHIN_S = 1800.0
+HANGS_AFTER_S = 240.0
+"""Beyond twice what the tests take without a mistake; a test waits for half of this."""
+TRIES = 3
+TICK_S = 1.0
 ENDS_WITHIN_S = 20.0
 
 # Python keeps what it compiled by the second and the size of a file: no two mistakes share a second.
@@ -46,28 +52,43 @@ class Bench:
         self._process: subprocess.Popen[bytes] | None = None
 
     def notices(self, mistake: Mistake, files: Sequence[str], takes_s: float) -> bool:
-        """Return whether any of these tests fails, or hangs, with the mistake."""
-        path = self.folder / mistake.path
-        source, known = path.read_bytes(), path.stat()
-        path.write_bytes(mistake.made_in(source))
-        second = next(_seconds)
-        os.utime(path, (second, second))
-        try:
-            return self._run(*PYTEST, "-x", *files, takes_s=takes_s) != 0
-        finally:
-            path.write_bytes(source)
-            os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns))
+        """Return whether any of these tests fails, or hangs, because of the mistake.
 
-    def measure(self, files: Sequence[str], workers: int) -> tuple[dict[str, float], CoverageData]:
-        """Run files of tests; return what those that succeed take, and the lines run, by file of tests."""
-        self._run(
-            *("-m", "coverage", "run", *PYTEST),
-            *("-p", "tests.mutation.watching", "-n", str(workers), *files),
-            takes_s=MEASURED_FOR_S,
+        What fails once and then passes, or hangs without the mistake as well, was held up by the machine.
+        """
+        at_most_s = 2 * takes_s + HANGS_AFTER_S
+        for _ in range(TRIES):
+            with self._made(mistake):
+                shutil.rmtree(self.folder / KEPT_BY_PYTEST, ignore_errors=True)
+                code = self._run(*PYTEST, "-x", *files, at_most_s=at_most_s)
+                if code in PASSED:
+                    return False
+                if code is not None:
+                    code = self._run(*PYTEST, "-x", "--last-failed", *files, at_most_s=at_most_s)
+                    if code not in (*PASSED, None):
+                        return True
+            if code is None and self._run(*PYTEST, *files, at_most_s=at_most_s) in PASSED:
+                return True
+        return False
+
+    def reach(self, file: str, modules: Sequence[str]) -> tuple[float, dict[str, list[int]]] | None:
+        """Return what a file of tests takes, and the lines it runs by module; None if it does not pass."""
+        kept = self.folder / REACHED
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir()
+        settings = kept / "settings"
+        included = "".join(f"\n  {self.folder / module}" for module in modules)
+        settings.write_text(
+            "[run]\nparallel = true\npatch = subprocess, fork\n"
+            f"data_file = {kept / 'lines'}\ninclude ={included}\n"
         )
-        coverage = Coverage(str(self.folder / ".coverage"), config_file=False)
-        coverage.combine([str(self.folder)])
-        return json.loads((self.folder / SECONDS).read_text()), coverage.get_data()
+        start = time.monotonic()
+        code = self._run(
+            "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST, file, at_most_s=REACHES_WITHIN_S
+        )
+        if code not in PASSED:
+            return None
+        return time.monotonic() - start, self._lines(kept, modules)
 
     def stop(self) -> None:
         """End what is being run: as with Ctrl-C first, so that tests end what they have started."""
@@ -78,7 +99,29 @@ class Bench:
                 os.killpg(self._process.pid, number)
                 self._process.wait(ENDS_WITHIN_S)
 
-    def _run(self, *arguments: str, takes_s: float) -> int | None:
+    def _lines(self, kept: Path, modules: Sequence[str]) -> dict[str, list[int]]:
+        found: dict[str, set[int]] = {}
+        for path in kept.glob("lines.*"):
+            data = CoverageData(str(path))
+            data.read()
+            for module in modules:
+                found.setdefault(module, set()).update(data.lines(str(self.folder / module)) or ())
+        return {module: sorted(lines) for module, lines in found.items() if lines}
+
+    @contextmanager
+    def _made(self, mistake: Mistake) -> Iterator[None]:
+        path = self.folder / mistake.path
+        source, known = path.read_bytes(), path.stat()
+        path.write_bytes(mistake.made_in(source))
+        second = next(_seconds)
+        os.utime(path, (second, second))
+        try:
+            yield
+        finally:
+            path.write_bytes(source)
+            os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns))
+
+    def _run(self, *arguments: str, at_most_s: float) -> int | None:
         """Run Python and return its exit code; None if it had to be stopped."""
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -89,8 +132,9 @@ class Bench:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            return self._process.wait(takes_s + HANGS_AFTER_S)
-        except subprocess.TimeoutExpired:
-            self.stop()
-            return None
+        # Counted in ticks: while the machine stops everything, this program does not count either.
+        for _ in range(round(at_most_s / TICK_S)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(TICK_S)
+        self.stop()
+        return None

@@ -77,26 +77,54 @@ def test_a_mistake_is_run_by_whoever_runs_its_statement() -> None:
     assert (places["3"].scope, places["3"].lines) == ("f", range(8, 11))
 
 
-def test_tests_notice_a_mistake_or_not_and_the_module_is_as_before(tmp_path: Path) -> None:
-    source = b"def is_due(due, now):\n    return due <= now\n"
-    project, copy = tmp_path / "project", tmp_path / "copy"
+SOURCE = b"def is_due(due, now):\n    return due <= now\n"
+SHARP = "import clock\ndef test_due(): assert clock.is_due(1, 1)\n"
+BLUNT = "import clock\ndef test_due(): assert clock.is_due(0, 1)\n"
+BUSY = """import pathlib
+import clock
+def test_due():
+    seen = pathlib.Path(__file__).with_suffix(".seen")
+    was_seen = seen.exists()
+    seen.touch()
+    assert was_seen or not clock.is_due(0, 1)
+"""
+"""Fails the first time, as a test does on a machine that stands still for a while."""
+
+
+def _bench(folder: Path, **tests: str) -> Bench:
+    project, copy = folder / "project", folder / "copy"
     (project / "src").mkdir(parents=True)
-    (project / "src" / "clock.py").write_bytes(source)
+    (project / "src" / "clock.py").write_bytes(SOURCE)
     (project / "tests").mkdir()
-    (project / "tests" / "test_sharp.py").write_text(
-        "import clock\ndef test_due(): assert clock.is_due(1, 1)\n"
-    )
-    (project / "tests" / "test_blunt.py").write_text(
-        "import clock\ndef test_due(): assert clock.is_due(0, 1)\n"
-    )
+    for name, text in tests.items():
+        (project / "tests" / f"test_{name}.py").write_text(text)
     copy.mkdir()
-    bench = Bench(copy, project)
-    [excluded] = [m for m in mistakes(Path("src/clock.py"), source) if m.after == "<"]
+    return Bench(copy, project)
+
+
+def test_tests_notice_a_mistake_or_not_and_the_module_is_as_before(tmp_path: Path) -> None:
+    bench = _bench(tmp_path, sharp=SHARP, blunt=BLUNT, busy=BUSY)
+    [excluded] = [m for m in mistakes(Path("src/clock.py"), SOURCE) if m.after == "<"]
 
     noticed = {
-        name: bench.notices(excluded, [f"tests/{name}.py"], takes_s=0)
-        for name in ("test_sharp", "test_blunt")
+        name: bench.notices(excluded, [f"tests/test_{name}.py"], takes_s=0)
+        for name in ("sharp", "blunt", "busy")
     }
 
-    assert noticed == {"test_sharp": True, "test_blunt": False}
-    assert (copy / "src" / "clock.py").read_bytes() == (project / "src" / "clock.py").read_bytes() == source
+    assert noticed == {"sharp": True, "blunt": False, "busy": False}
+    assert (bench.folder / "src" / "clock.py").read_bytes() == SOURCE
+
+
+def test_the_lines_that_a_file_of_tests_runs_are_known_if_it_passes(tmp_path: Path) -> None:
+    failing = "import clock\ndef test_due(): assert clock.is_due(1, 0)\n"
+    bench = _bench(tmp_path, sharp=SHARP, idle="def test_nothing(): pass\n", failing=failing)
+
+    reached = {
+        name: bench.reach(f"tests/test_{name}.py", ["src/clock.py"]) for name in ("sharp", "idle", "failing")
+    }
+
+    assert {name: found and found[1] for name, found in reached.items()} == {
+        "sharp": {"src/clock.py": [1, 2]},
+        "idle": {},
+        "failing": None,
+    }
