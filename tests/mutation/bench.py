@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -32,7 +33,9 @@ PASSED = (0, 5)
 REACHES_WITHIN_S = 1800.0
 HANGS_AFTER_S = 240.0
 """Beyond twice what the tests take without a mistake; a test waits for half of this."""
-TRIES = 3
+NOTHING_YET = ""
+TRIES = 4
+"""How often the machine may hold up the same tests."""
 TICK_S = 1.0
 ENDS_WITHIN_S = 20.0
 
@@ -54,21 +57,21 @@ class Bench:
     def notices(self, mistake: Mistake, files: Sequence[str], takes_s: float) -> bool:
         """Return whether any of these tests fails, or hangs, because of the mistake.
 
-        What fails once and then passes, or hangs without the mistake as well, was held up by the machine.
+        A test that fails and then passes, or hangs without the mistake as well, was held up by the machine.
         """
         at_most_s = 2 * takes_s + HANGS_AFTER_S
+        failed_before: str | None = NOTHING_YET
+        self._forget_failures()
         for _ in range(TRIES):
             with self._made(mistake):
-                shutil.rmtree(self.folder / KEPT_BY_PYTEST, ignore_errors=True)
-                code = self._run(*PYTEST, "-x", *files, at_most_s=at_most_s)
-                if code in PASSED:
-                    return False
-                if code is not None:
-                    code = self._run(*PYTEST, "-x", "--last-failed", *files, at_most_s=at_most_s)
-                    if code not in (*PASSED, None):
-                        return True
-            if code is None and self._run(*PYTEST, *files, at_most_s=at_most_s) in PASSED:
+                code = self._run(*PYTEST, "--stepwise", *files, at_most_s=at_most_s)
+            if code in PASSED:
+                return False
+            if code is None:
+                return self._run(*PYTEST, *files, at_most_s=at_most_s) is not None
+            if (failed := self._failed()) == failed_before:
                 return True
+            failed_before = failed  # The next run goes on with this test.
         return False
 
     def reach(self, file: str, modules: Sequence[str]) -> tuple[float, dict[str, list[int]]] | None:
@@ -82,13 +85,16 @@ class Bench:
             "[run]\nparallel = true\npatch = subprocess, fork\n"
             f"data_file = {kept / 'lines'}\ninclude ={included}\n"
         )
+        self._forget_failures()
         start = time.monotonic()
-        code = self._run(
-            "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST, file, at_most_s=REACHES_WITHIN_S
-        )
-        if code not in PASSED:
-            return None
-        return time.monotonic() - start, self._lines(kept, modules)
+        for _ in range(TRIES):
+            code = self._run(
+                *("-m", "coverage", "run", f"--rcfile={settings}", *PYTEST, "--last-failed", file),
+                at_most_s=REACHES_WITHIN_S,
+            )
+            if code in PASSED:
+                return time.monotonic() - start, self._lines(kept, modules)
+        return None
 
     def stop(self) -> None:
         """End what is being run: as with Ctrl-C first, so that tests end what they have started."""
@@ -107,6 +113,15 @@ class Bench:
             for module in modules:
                 found.setdefault(module, set()).update(data.lines(str(self.folder / module)) or ())
         return {module: sorted(lines) for module, lines in found.items() if lines}
+
+    def _forget_failures(self) -> None:
+        shutil.rmtree(self.folder / KEPT_BY_PYTEST, ignore_errors=True)
+
+    def _failed(self) -> str | None:
+        """Return the test at which the last run has stopped; None if it did not get as far as a test."""
+        kept = self.folder / KEPT_BY_PYTEST / "v/cache/stepwise"
+        failed: str | None = json.loads(kept.read_text())["last_failed"] if kept.exists() else None
+        return failed
 
     @contextmanager
     def _made(self, mistake: Mistake) -> Iterator[None]:

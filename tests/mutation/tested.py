@@ -35,8 +35,7 @@ class Tested:
 
     def measure(self, bench: Bench, file: str) -> None:
         """Find out what a file of tests runs, and keep it at once: what comes next may be interrupted."""
-        # A second time: on a busy machine a good test may fail.
-        found = bench.reach(file, self._modules) or bench.reach(file, self._modules)
+        found = bench.reach(file, self._modules)
         if found is None:
             print(f"left out, as it fails without a mistake: {file}", file=sys.stderr, flush=True)
             return
