@@ -8,17 +8,13 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TypeVar
 
-from tests.mutation.bench import ROOT, Bench
-from tests.mutation.explained import EXPLAINED
+from tests.mutation.bench import ROOT
 from tests.mutation.mistakes import Mistake, mistakes
 from tests.mutation.tested import Tested
+from tests.mutation.trial import Benches, Trial
 from tests.support.guarantees import record
 
 MUTATED = (
@@ -32,11 +28,6 @@ MUTATED = (
     "client/src/timer_client/wire",
 )
 TESTED_BY = ("tests/unit", "tests/contract", "tests/integration", "tests/simulation", "tests/fuzz")
-FIRST_FILES = 2
-"""How many are run at first, then twice as many, and so on: most mistakes are noticed by the quickest."""
-
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
 
 
 def modules() -> list[Path]:
@@ -63,35 +54,6 @@ def _drawn(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-class Benches:
-    """Several copies of the project, each at work on one thing at a time."""
-
-    def __init__(self, folders: Iterable[str]) -> None:
-        self._all = [Bench(Path(folder)) for folder in folders]
-        self._free = SimpleQueue[Bench]()
-        for bench in self._all:
-            self._free.put(bench)
-
-    def each(self, work: Callable[[Bench, Asked], Answer], things: Sequence[Asked]) -> list[Answer]:
-        """Return what the work gives for each thing, in their order."""
-
-        def do(thing: Asked) -> Answer:
-            bench = self._free.get()
-            try:
-                return work(bench, thing)
-            finally:
-                self._free.put(bench)
-
-        with ThreadPoolExecutor(len(self._all)) as pool:
-            try:
-                return list(pool.map(do, things))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for bench in self._all:
-                    bench.stop()
-                raise
-
-
 def main() -> int:
     """Make the mistakes of a sample and tell which stay unnoticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
@@ -106,7 +68,7 @@ def main() -> int:
         benches = Benches([stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(options.jobs)])
         tested = Tested(_test_files(), modules())
         benches.each(tested.measure, tested.missing)
-        outcomes = benches.each(lambda bench, mistake: _try(bench, mistake, tested), made)
+        outcomes = Trial(tested).of(made, benches)
     counts = Counter(outcomes)
     of = counts["killed"] + counts["survived"]
     told = {
@@ -127,30 +89,6 @@ def _test_files() -> list[str]:
     return sorted(
         str(path.relative_to(ROOT)) for part in TESTED_BY for path in (ROOT / part).glob("test_*.py")
     )
-
-
-def _try(bench: Bench, mistake: Mistake, tested: Tested) -> str:
-    if mistake.name in EXPLAINED:
-        outcome = "explained"
-    else:
-        outcome = "killed" if _is_noticed(bench, mistake, tested) else "survived"
-    print(
-        f"{outcome}: {mistake.path}:{mistake.line}: {mistake.before!r} becomes {mistake.after!r}",
-        file=sys.stderr,
-        flush=True,
-    )
-    return outcome
-
-
-def _is_noticed(bench: Bench, mistake: Mistake, tested: Tested) -> bool:
-    running = tested.by(mistake)
-    count = FIRST_FILES
-    while running:
-        now, running = running[:count], running[count:]
-        if bench.notices(mistake, [file for _, file in now], sum(s for s, _ in now)):
-            return True
-        count *= 2
-    return False
 
 
 if __name__ == "__main__":

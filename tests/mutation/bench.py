@@ -53,6 +53,7 @@ class Bench:
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(imported_from)}
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
 
     def notices(self, mistake: Mistake, files: Sequence[str], takes_s: float) -> bool:
         """Return whether any of these tests fails, or hangs, because of the mistake.
@@ -97,13 +98,9 @@ class Bench:
         return None
 
     def stop(self) -> None:
-        """End what is being run: as with Ctrl-C first, so that tests end what they have started."""
-        if self._process is None:
-            return
-        for number in (signal.SIGINT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self._process.pid, number)
-                self._process.wait(ENDS_WITHIN_S)
+        """End what is being run, and run nothing more."""
+        self._is_stopped = True
+        self._end()
 
     def _lines(self, kept: Path, modules: Sequence[str]) -> dict[str, list[int]]:
         found: dict[str, set[int]] = {}
@@ -138,6 +135,8 @@ class Bench:
 
     def _run(self, *arguments: str, at_most_s: float) -> int | None:
         """Run Python and return its exit code; None if it had to be stopped."""
+        if self._is_stopped:
+            raise InterruptedError
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.folder,
@@ -151,5 +150,14 @@ class Bench:
         for _ in range(round(at_most_s / TICK_S)):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._process.wait(TICK_S)
-        self.stop()
+        self._end()
         return None
+
+    def _end(self) -> None:
+        """As with Ctrl-C first, so that tests end what they have started."""
+        if self._process is None:
+            return
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(self._process.pid, number)
+                self._process.wait(ENDS_WITHIN_S)

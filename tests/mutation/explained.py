@@ -40,4 +40,17 @@ EXPLAINED: dict[str, str] = {
         "src/timer_service/adapters/postgres/claim.py: PostgresClaim._end: await roll_back(connection) (0): "
         "'await roll_back(connection)' becomes 'pass'"
     ): "a connection inside a transaction is closed when it is given back, which undoes the same",
+    (
+        "src/timer_service/adapters/postgres/insight.py: PostgresInsight._read_to: "
+        'sql, parameters = _over(bounds, f"{_ENDED}, tenant_id, service_call_id", 1) (73): '
+        "'1' becomes '2'"
+    ): "one row more is read, and only the first is looked at",
+    (
+        "src/timer_service/adapters/callback_rows.py: : def _retry_policy(text: str) -> RetryPolicy: (-4): "
+        "'64' becomes '65'"
+    ): "one more of what can be worked out again at any time is remembered",
+    (
+        'src/timer_service/adapters/sqlite/places.py: : START: Final[Place] = (-(2**62), "") (28): '
+        "'62' becomes '63'"
+    ): "a moment before every due time, as it has to be; which one does not matter",
 }

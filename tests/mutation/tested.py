@@ -2,18 +2,14 @@
 
 import ast
 import functools
-import hashlib
-import json
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.mutation.bench import ROOT, Bench
+from tests.mutation.kept import Kept
 from tests.mutation.mistakes import Mistake
 
-KEPT = ROOT / "build" / "tested-lines.json"
 ROOTS = ("src", "client/src")
 
 
@@ -21,32 +17,26 @@ class Tested:
     """What each file of tests takes, and the lines it runs; kept, because measuring takes minutes."""
 
     def __init__(self, files: Sequence[str], mutated: Sequence[Path]) -> None:
+        self._files = files
         self._mutated = [str(module) for module in mutated]
         self._modules = [
-            str(p.relative_to(ROOT)) for root in ROOTS for p in sorted((ROOT / root).rglob("*.py"))
+            str(path.relative_to(ROOT)) for root in ROOTS for path in sorted((ROOT / root).rglob("*.py"))
         ]
-        known = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-        self._known: dict[str, dict[str, Any]] = {
-            file: known[file] for file in files if file in known and _holds(known[file])
-        }
-        self._lock = threading.Lock()
-        self.missing = [file for file in files if file not in self._known]
+        self._kept = Kept(ROOT / "build" / "tested-lines.json")
+        self.missing = [file for file in files if self._kept.get(file) is None]
         """Files that are new, or that run something else than before."""
 
     def measure(self, bench: Bench, file: str) -> None:
-        """Find out what a file of tests runs, and keep it at once: what comes next may be interrupted."""
+        """Find out what a file of tests runs."""
         found = bench.reach(file, self._modules)
         if found is None:
             print(f"left out, as it fails without a mistake: {file}", file=sys.stderr, flush=True)
             return
         took_s, run = found
+        print(f"{file} takes {took_s:.1f} s and runs {len(run)} modules", file=sys.stderr, flush=True)
         lines = {module: sorted(inside) for module in run if (inside := _in_functions(module, run[module]))}
-        made_of = {name: _hash(name) for name in (file, *lines) if name == file or name in self._mutated}
-        print(f"{file} takes {took_s:.1f} s and runs {len(lines)} modules", file=sys.stderr, flush=True)
-        with self._lock:
-            self._known[file] = {"s": round(took_s, 1), "lines": lines, "made_of": made_of}
-            KEPT.parent.mkdir(exist_ok=True)
-            KEPT.write_text(json.dumps(self._known))
+        mutated = [module for module in lines if module in self._mutated]
+        self._kept.keep(file, {"s": round(took_s, 1), "lines": lines}, [file, *mutated])
 
     def by(self, mistake: Mistake) -> list[tuple[float, str]]:
         """Return the files whose tests run a mistake, with the seconds they take.
@@ -57,8 +47,8 @@ class Tested:
         where = [str(mistake.path), *(self._users(mistake.path) if mistake.place.is_run_at_import else ())]
         found = [
             (of["s"] / _share(of["lines"], where), of["s"], file)
-            for file, of in self._known.items()
-            if self._runs(of["lines"], mistake, where)
+            for file in self._files
+            if (of := self._kept.get(file)) and self._runs(of["lines"], mistake, where)
         ]
         return [(took_s, file) for _, took_s, file in sorted(found)]
 
@@ -94,13 +84,3 @@ def _imported(module: str) -> set[str]:
     found = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     names = {f"{node.module}.{name.name}" for node in found for name in node.names}
     return names | {str(node.module) for node in found}
-
-
-def _holds(known: dict[str, dict[str, str]]) -> bool:
-    return all(_hash(name) == then for name, then in known["made_of"].items())
-
-
-@functools.cache
-def _hash(name: str) -> str:
-    path = ROOT / name
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
