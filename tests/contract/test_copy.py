@@ -203,10 +203,11 @@ async def test_a_target_that_holds_timers_is_refused(sqlite: str, postgres: str)
     assert await everything(postgres) == before
 
 
+@pytest.mark.parametrize("name", ["before.db", "zebra.db"])
 async def test_an_unfinished_copy_of_another_store_is_refused(
-    sqlite: str, postgres: str, tmp_path: Path
+    sqlite: str, postgres: str, tmp_path: Path, name: str
 ) -> None:
-    another = f"sqlite:///{tmp_path / 'another.db'}"
+    another = f"sqlite:///{tmp_path / name}"
     await fill(sqlite, many())
     await fill(another, many())
     with pytest.raises(Interrupted):

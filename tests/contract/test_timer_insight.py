@@ -173,14 +173,15 @@ async def test_what_is_over_is_listed_from_the_latest(store: Store) -> None:
     assert [timer.key for timer in reached.timers] == [(GLOBEX, "a"), (TenantId("Zulu"), "a")]
 
 
+@pytest.mark.parametrize("others", [999, 1_000], ids=["the last of those", "behind them"])
 async def test_what_is_over_is_found_behind_more_of_another_state_than_a_page_looks_through(
-    store: Store,
+    store: Store, others: int
 ) -> None:
     async with store.claim_due(at(60), 1) as claim:
         [due] = claim.timers
         event = DueTimeReached(due.tenant_id, due.service_call_id, due.due_at, at(60), due.generation, None)
         await claim.mark_reached([event])
-    await store.apply([cancel(f"order-{n}", number=5 + n) for n in range(1_000)], at(61))
+    await store.apply([cancel(f"order-{n}", number=5 + n) for n in range(others)], at(61))
 
     found = await _read(store.insight, TimerFilter(state=TimerState.REACHED), 10)
 

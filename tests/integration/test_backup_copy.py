@@ -1,5 +1,7 @@
 """A backup is a whole, verified copy, or nothing at all."""
 
+import gc
+import os
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.timers import at, cancel, schedule
-from timer_service.adapters.sqlite.backup import BackupReport, back_up, copy_database, count_timers
+from timer_service.adapters.sqlite.backup import BESIDE, BackupReport, back_up, copy_database, count_timers
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError
 from timer_service.testing import START
@@ -33,6 +35,58 @@ def test_a_copy_holds_every_timer_and_is_one_plain_file(database: Path, tmp_path
     assert rows == [("order-1", "Scheduled"), ("order-2", "Cancelled")]
     assert report == BackupReport(2, 1, target.stat().st_size)
     assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
+
+
+def test_a_copy_leaves_no_file_open(database: Path, tmp_path: Path) -> None:
+    def open_files() -> int:
+        gc.collect()
+        return len(list(Path("/dev/fd").iterdir()))
+
+    back_up(database, tmp_path / "first.db")
+    before = open_files()
+
+    back_up(database, tmp_path / "copy.db")
+
+    assert open_files() == before
+
+
+def test_a_copy_is_on_disk_before_it_has_its_name(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = [path_beside(database) for path_beside in BESIDE]
+    for path in beside:
+        with closing(sqlite3.connect(path)) as link:
+            link.execute("CREATE TABLE entries (id)")
+    target, synced = tmp_path / "copy.db", dict[Path, bool]()
+
+    def sync(descriptor: int) -> None:
+        synced[Path(f"/dev/fd/{descriptor}").resolve()] = target.exists()
+
+    monkeypatch.setattr(os, "fsync", sync)
+    back_up(database, target)
+
+    assert synced == {
+        **{path_beside(target): False for path_beside in BESIDE},
+        target.with_name("copy.db.unfinished"): False,
+        tmp_path: True,
+    }
+
+
+def test_what_is_beside_the_database_is_copied_and_an_old_copy_of_it_replaced(
+    database: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "copy.db"
+    for path_beside in BESIDE:
+        path_beside(target).write_text("left by a copy that failed")
+        with closing(sqlite3.connect(path_beside(database))) as link, link:
+            link.execute("CREATE TABLE entries (id)")
+            link.execute("INSERT INTO entries VALUES ('ours')")
+
+    back_up(database, target)
+
+    for path_beside in BESIDE:
+        with closing(sqlite3.connect(path_beside(target))) as link:
+            assert link.execute("SELECT id FROM entries").fetchall() == [("ours",)]
 
 
 def test_a_copy_never_replaces_a_file(database: Path, tmp_path: Path) -> None:

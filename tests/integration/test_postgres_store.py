@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,16 @@ async def test_a_commit_waits_for_the_disk_also_where_the_database_is_set_not_to
             await claim.mark_reached([timer.reached(NOW) for timer in claim.timers])
 
         assert await query(url, "SELECT setting FROM seen") == [("on",)] * 3
+
+
+async def test_a_claim_that_was_left_is_forgotten(url: str) -> None:
+    async with opened(url) as store:
+        await store.apply([schedule("order-1")], NOW)
+        for now_s in (0, 60):
+            async with store.claim_due(at(now_s), 10):
+                pass
+
+        assert store._claims == set()
 
 
 # Claims of several instances
@@ -854,6 +865,19 @@ async def test_the_last_millisecond_of_all_can_come_next_on_a_clock_that_is_ahea
         await ahead.apply([replace(schedule("order-1"), due_at=last)], NOW)
 
         assert await ahead.next_due_at(at(60)) == last
+
+        # A minute before, the two clocks together come to the last millisecond exactly.
+        await ahead.apply([replace(schedule("order-1", number=2), due_at=last - timedelta(minutes=1))], NOW)
+        assert await ahead.next_due_at(at(60)) == last
+
+
+async def test_the_skew_counts_from_the_middle_of_the_question(clock: DatabaseClock) -> None:
+    questions = count(0)
+    async with open_postgres_store(clock.url, lambda: at(10 * next(questions))) as store:
+        await clock.set(NOW)
+        await store.measure_skew()
+
+        assert store.skew_s % 10 == 5
 
 
 @pytest.mark.parametrize("ahead_s", [-90, 0, 7.5])

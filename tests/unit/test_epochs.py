@@ -3,7 +3,13 @@
 import pytest
 
 from tests.support.timers import cancel, schedule
-from timer_service.domain.epochs import StreamEpoch, epoch_of, epoch_to_begin, newest_by_epoch
+from timer_service.domain.epochs import (
+    StreamEpoch,
+    epoch_of,
+    epoch_to_begin,
+    newest_by_epoch,
+    newest_position,
+)
 from timer_service.domain.messages import Command, Position
 
 FIRST = StreamEpoch(1000, 1000, last_sequence=26, last_stored_us=260)
@@ -94,3 +100,10 @@ def test_of_a_batch_the_newest_command_of_each_epoch_counts() -> None:
     ]
 
     assert newest_by_epoch(commands) == [Position(1, 9), Position(2, 4)]
+
+
+def test_the_newest_command_of_all_is_in_the_epoch_in_use() -> None:
+    in_use = StreamEpoch(2000, 2000, last_sequence=5, last_stored_us=900)
+
+    assert newest_position([FIRST, in_use]) == newest_position([in_use, FIRST]) == Position(2000, 5, 900)
+    assert newest_position([]) == Position(0, 0)

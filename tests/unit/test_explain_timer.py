@@ -100,6 +100,15 @@ TABLE: dict[str, tuple[Timer | None, dict[str, Any], Cause, str]] = {
             "forward by 1 h, and the service waits for a person to confirm that (timer-service clock accept)."
         ),
     ),
+    "clock held, and due at this moment by the machine's": (
+        scheduled_timer(due_s=3600),
+        {"held_step": timedelta(hours=1), "health": Health(None, {"clock": "leapt"})},
+        Cause.CLOCK_HELD,
+        (
+            "Due in 1 h by the service's clock, due already by the machine's: the machine's clock leapt "
+            "forward by 1 h, and the service waits for a person to confirm that (timer-service clock accept)."
+        ),
+    ),
     "stuck": (
         late_by(41),
         {"health": Health("has not polled for 40 s", {})},

@@ -36,6 +36,7 @@ _PUT_INTO = re.compile(r"^vars\(|\.__dict__$|^sys\.modules$")
 
 PATCHED = {
     ("test_sqlite_store.py", "os.pwrite"): "a disk that is full",
+    ("test_backup_copy.py", "os.fsync"): "tells what is on disk, and when",
     ("planted.py", "by.name"): "plants bugs in modules that imported the function",
     ("planted.py", "owner.name"): "plants bugs",
     ("forked.py", "sys.argv"): "the arguments of a process that is about to start",
