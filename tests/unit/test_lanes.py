@@ -79,6 +79,8 @@ def test_a_receiver_that_is_back_is_given_one_at_a_time_first() -> None:
 
 def test_an_answer_of_the_receiver_is_a_sign_of_life_whatever_it_says() -> None:
     assert not after(Pace(), *[DOWN] * (MAX_FAILURES - 1), Answered(404), DOWN).is_open
+    at_full_pace = after(Pace(limit=MAX_UNDER_WAY), *[DOWN] * (MAX_FAILURES - 1), OK, DOWN)
+    assert not at_full_pace.is_open
     assert after(Pace(), *[Blocked()] * 100) == Pace()
     assert after(Pace(), *[Unreachable(Trouble.SECRET)] * 100) == Pace()
 

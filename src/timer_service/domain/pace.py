@@ -66,11 +66,11 @@ class Pace:
         if self.is_open:
             # From one on: what has piled up must not fall on a receiver that is just back.
             return Pace(limit=1)
-        if self.limit == MAX_UNDER_WAY and not self.failures and not self.pauses:
+        if self.limit == MAX_UNDER_WAY and not self.failures:
             return self  # There is nothing more to gain.
         if self.successes + 1 < self.limit:
             return replace(self, successes=self.successes + 1, failures=0)
-        return replace(self, limit=min(self.limit + 1, MAX_UNDER_WAY), successes=0, failures=0, pauses=0)
+        return replace(self, limit=min(self.limit + 1, MAX_UNDER_WAY), successes=0, failures=0)
 
     def _slower(self, now_s: float) -> "Pace":
         if now_s < self.slowed_until_s:
