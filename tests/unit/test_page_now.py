@@ -8,14 +8,17 @@ import pytest
 
 from tests.support.explanations import MemoryLetterBox
 from tests.support.pages import ALL, Pages
-from tests.support.timers import ACME, at, schedule
+from tests.support.timers import ACME, at, call, schedule
 from timer_service.adapters.http.pages.figures import OVERDUE_S, Figures, FiguresDesk
 from timer_service.adapters.http.pages.live import Live
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
 from timer_service.config import Settings
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import TenantId
+from timer_service.domain.timer import TimerState
 from timer_service.ports.health import Health, Recent
+from timer_service.ports.timer_insight import TimerFilter, TimerPage
+from timer_service.testing.insight import MemoryInsight
 from timer_service.waiting import RightOfWay
 from timer_service.wiring.page import build_page
 
@@ -162,3 +165,25 @@ async def test_one_minute_is_not_drawn_as_a_line() -> None:
     pages.app = build_page(Settings(page_port=8070), pages.parts, live=live)
 
     assert b'class="spark"' not in (await pages.get()).body
+
+
+class ShortSighted(MemoryInsight):
+    """An insight that has looked through as many ended timers as one page may, and found none that fired."""
+
+    async def page(self, wanted: TimerFilter, limit: int, **place: Any) -> TimerPage:
+        if wanted.state is TimerState.REACHED:
+            return TimerPage([], after=(at(0), ACME, call("the-thousandth")))
+        return await super().page(wanted, limit, **place)
+
+
+async def test_what_was_not_looked_at_is_not_called_unfired() -> None:
+    pages = await Pages(is_dev=True).open()
+    pages.site.store.insight = ShortSighted({}, {})
+    pages.app = build_page(Settings(page_port=8070), pages.parts)
+
+    shown = [(await pages.get(screen)).body.decode() for screen in ("", "dev")]
+
+    for page in shown:
+        assert "Nothing has fired yet" not in page
+        assert "None fired among the last that ended" in page
+        assert 'href="timers?state=Reached"' in page

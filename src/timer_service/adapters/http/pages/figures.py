@@ -81,6 +81,8 @@ class Lists:
 
     next_due: Sequence[Timer]
     last_fired: Sequence[Timer]
+    is_cut: bool
+    """Whether more may have fired than were found among those that were looked at."""
 
 
 class FiguresDesk:
@@ -120,13 +122,10 @@ class FiguresDesk:
         if known is not None and self._elapsed_s() - known[0] < FRESH_S and known[1] == now:
             return known[2]
         due = await self._insight.page(TimerFilter(tenants), LISTED)
-        lists = Lists(due.timers, await self._last_fired(tenants))
+        fired = await self._insight.page(TimerFilter(tenants, TimerState.REACHED), LISTED)
+        lists = Lists(due.timers, fired.timers, fired.after is not None)
         _keep(self._lists, tenants, (self._elapsed_s(), now, lists))
         return lists
-
-    async def _last_fired(self, tenants: Tenants) -> Sequence[Timer]:
-        reached = TimerFilter(tenants, TimerState.REACHED)
-        return (await self._insight.page(reached, LISTED)).timers
 
     async def _of_all(self) -> Figures:
         status, health = await self._timers.status(), self._health()

@@ -40,6 +40,7 @@ class DevScreen:
             "clock": visit.now,
             "next_due": [timer_row(timer) for timer in pending.timers],
             "tape": [timer_row(timer) for timer in tape.timers],
+            "fired_is_cut": tape.after is not None,
         }
         command = "timer-service clock advance --next" if self._travel else "timer-service watch"
         return Screen("dev.html", model, "Dev", command)

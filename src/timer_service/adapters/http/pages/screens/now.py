@@ -69,6 +69,7 @@ class NowScreen:
             },
             "next_due": [timer_row(timer) for timer in lists.next_due],
             "last_fired": [timer_row(timer) for timer in lists.last_fired],
+            "fired_is_cut": lists.is_cut,
             "load": [] if due is None else _minutes(due),
             "stream": address("live"),
         }
