@@ -190,7 +190,7 @@ async def test_a_large_number_in_a_body_is_shown_to_its_last_digit() -> None:
     assert b"12345678901234567890123" in as_json(screen.model)
 
 
-async def rendered(screen: Screen) -> str:
+async def rendered(screen: Screen, look: Look | None = None) -> str:
     chrome = {
         "title": "x",
         "command": "",
@@ -201,7 +201,7 @@ async def rendered(screen: Screen) -> str:
         "user": ADMIN,
         "can_log_out": False,
         "may": lambda _: True,
-        "look": Look(),
+        "look": look or Look(),
         "looks": Looks(),
         "now": at(0),
         "running_version": "1",

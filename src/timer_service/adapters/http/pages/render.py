@@ -13,7 +13,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
-from timer_client.wire import format_time
+from timer_client.wire import format_time, parse_time
 from timer_service.adapters.http.pages.assets import Assets
 from timer_service.adapters.http.pages.visit import Look, address
 from timer_service.domain.spoken import whole_span_text
@@ -27,6 +27,8 @@ PATIENCE_S: Final = 0.1
 """How long a page waits for that, all in all."""
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _WORD: Final = re.compile(r"_([a-z])")
+_NOTED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+"""A moment in the words of the notes."""
 
 
 class Renderer:
@@ -45,6 +47,7 @@ class Renderer:
         self._environment.globals |= {"asset": assets.path, "address": address}
         self._environment.filters |= {
             "time": _time,
+            "noted": _noted,
             "span": span,
             "number": number,
             "visible": visible,
@@ -140,9 +143,18 @@ def _time(context: Context, moment: datetime | None) -> str:
     return "–" if moment is None else written(moment, context["look"])
 
 
+@pass_context
+def _noted(context: Context, text: str) -> str:
+    """Return words of the notes, with their moments as the page writes all others."""
+    return _NOTED.sub(lambda found: written(parse_time(found[0]), context["look"]), visible(text))
+
+
 def written(moment: datetime, look: Look) -> str:
     """Return a moment in a zone, to the millisecond, with the zone's name."""
     # Not by strftime: it takes three times as long, and a list has a hundred moments; nor does it pad years.
-    local = moment.astimezone(look.zone or UTC)
-    name = "UTC" if look.zone is None else f"{local:%Z} ({look.zone_name})"
+    try:
+        local, zone = moment.astimezone(look.zone or UTC), look.zone
+    except OverflowError:  # In a zone ahead of UTC, the last hours of the year 9999 are of the next one.
+        local, zone = moment.astimezone(UTC), None
+    name = "UTC" if zone is None else f"{local:%Z} ({look.zone_name})"
     return f"{local.replace(tzinfo=None).isoformat(' ', 'milliseconds')} {name}"
