@@ -14,7 +14,7 @@ import pytest
 from tests.contract.test_delivery_store import ask, attempt, fire
 from tests.support.documents import ROOT
 from tests.support.explanations import MemoryLetterBox
-from tests.support.pages import HOST, Courtesy, Pages, addresses
+from tests.support.pages import FORM, HOST, SAME_ORIGIN, Courtesy, Pages, addresses
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
 from tests.unit.test_page_refused import letter
@@ -509,3 +509,24 @@ async def test_every_screen_shows_the_command_and_leads_to_its_json(pages: Pages
 
         assert re.search(r'<code id="command">(timer-service|curl) ', page), screen
         assert "format=json" in page, screen
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "find?id=order-1"),
+        ("GET", "timers?id=order-1&tenant=acme"),
+        ("POST", "cancel"),
+        ("POST", "fire"),
+    ],
+)
+async def test_who_asks_for_json_is_led_to_json(method: str, path: str, pages: Pages) -> None:
+    await pages.have(schedule("order-1"))
+    mark = "&" if "?" in path else "?"
+    form = b"tenant=acme&id=order-1"
+
+    reply = await pages.ask(method, f"{path}{mark}format=json", form, {**FORM, **SAME_ORIGIN})
+    while reply.status == 303:
+        reply = await pages.get(reply.headers["location"])
+
+    assert reply.headers["content-type"] == "application/json"

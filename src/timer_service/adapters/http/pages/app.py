@@ -161,7 +161,7 @@ class PageApp:
 
     async def _shown(self, shown: Shown, visit: Visit, path: str) -> _Answer:
         if isinstance(shown, Redirect):
-            return _redirected(shown)
+            return _redirected(shown, is_json=visit.query.get("format") == "json")
         if isinstance(shown, Download):
             name = shown.name.replace('"', "")
             disposition = {
@@ -280,8 +280,10 @@ def _pairs(text: bytes, most: int) -> list[tuple[str, str]]:
         raise PageError(400, "The query must be UTF-8, percent-encoded.") from error
 
 
-def _redirected(to: Redirect) -> _Answer:
-    return _Answer(303, headers={"location": to.to}, cookies=list(to.cookies))
+def _redirected(to: Redirect, *, is_json: bool = False) -> _Answer:
+    """Lead on; who asked for JSON gets it there, too."""
+    more = ("&" if "?" in to.to else "?") + "format=json" if is_json else ""
+    return _Answer(303, headers={"location": to.to + more}, cookies=list(to.cookies))
 
 
 def _sent(asset: Asset, headers: Mapping[str, str]) -> _Answer:

@@ -105,7 +105,7 @@ class BulkScreens:
             job = await self._desk.start(wish, timers, plan.tenant_id, notes)
         except TooManyJobs as error:
             raise PageError(409, "A job of this kind is running: wait for it, or stop it.") from error
-        return Redirect(address("job", n=job.number, format=visit.query.get("format")))
+        return Redirect(address("job", n=job.number))
 
     async def _check_right(self, visit: Visit, agreed: int) -> None:
         if agreed > MAX_TIMERS:

@@ -133,7 +133,7 @@ class JobScreens:
         await self._auditor.note(
             visit.user, "stop", "stopping", tenant=began.tenant_id, subject=subject, was=RUNNING
         )
-        return Redirect(address("job", n=began.number, done="stopping", format=visit.query.get("format")))
+        return Redirect(address("job", n=began.number, done="stopping"))
 
     async def _undo(self, began: Action, progress: Progress) -> dict[str, Any] | None:
         """Return what of it can be undone, once it has ended, and where."""

@@ -39,7 +39,7 @@ class TimersScreen:
         """Show a page of what the address asks for; an id is looked up instead."""
         values = visit.query
         if values.get("id", "").strip():
-            chosen = {name: values.get(name, "").strip() for name in ("id", "tenant", "format")}
+            chosen = {name: values.get(name, "").strip() for name in ("id", "tenant")}
             return Redirect(address("find", **chosen))
         wanted = read_filter(visit, values)
         after, before = read_place(values.get("after")), read_place(values.get("before"))
