@@ -123,6 +123,8 @@ async def _furnish(site: Site) -> None:
     for number, body in enumerate(HOSTILE_BODIES):
         await site.world.send_raw(f"{SUBJECTS}.commands.acme.ScheduleTimer", body, f"bad-{number}")
     await _run_a_job(site)
+    await site.post("cancel", {"tenant": "acme", "id": "order-30", "reason": "<i>withdrawn</i>"})
+    await site.post("move", {"tenant": "globex", "id": "order-15", "due": "2031-01-01T00:00Z"})
     zoneless = messages.schedule("acme", "no-zone", "2030-01-01T09:00:00")
     await site.world.send(zoneless)
 

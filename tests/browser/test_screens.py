@@ -68,6 +68,18 @@ async def test_a_screen_keeps_still_and_keeps_its_edges_in_forced_colours(
         assert await page.evaluate("document.getAnimations().length") == 0
 
 
+@pytest.mark.parametrize("name", SCREENS)
+async def test_nothing_on_a_screen_is_cut_off_at_its_right(name: str, browser: Browser, site: Site) -> None:
+    async with open_page(browser) as page:
+        await go(page, site.address(SCREENS[name]))
+
+        cut: list[str] = await page.locator(".card").evaluate_all(
+            """found => found.filter((each) => each.scrollWidth > each.clientWidth + 1)
+                .map((each) => each.innerText.slice(0, 100))"""
+        )
+        assert cut == []
+
+
 async def _overflow(page: Page) -> list[str]:
     """Return what makes the whole page scroll sideways."""
     found: list[str] = await page.evaluate(

@@ -6,6 +6,7 @@ from typing import Final
 from timer_client import wire
 from timer_service.adapters.http.pages.auditing import Auditor
 from timer_service.adapters.http.pages.places import WRONG_CORRELATION, WRONG_ID, read_moment
+from timer_service.adapters.http.pages.render import span
 from timer_service.adapters.http.pages.rows import timer_row
 from timer_service.adapters.http.pages.screens.timer import read_due
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address
@@ -17,6 +18,7 @@ from timer_service.timers import NEWEST, Timers
 
 TAPE: Final = 30
 STEPS: Final = {"1s": 1, "1min": 60, "1h": 3_600, "1d": 86_400}
+"""How far one step goes, in seconds."""
 
 
 class DevScreen:
@@ -36,7 +38,7 @@ class DevScreen:
         tape = await self._insight.page(TimerFilter(state=TimerState.REACHED), TAPE)
         model = {
             "is_virtual": self._travel is not None,
-            "steps": list(STEPS),
+            "steps": {step: span(seconds) for step, seconds in STEPS.items()},
             "clock": visit.now,
             "next_due": [timer_row(timer) for timer in pending.timers],
             "tape": [timer_row(timer) for timer in tape.timers],
