@@ -61,13 +61,26 @@ async def go(page: Page, address: str, *, script: bool = True) -> None:
         while (answer := await page.goto(address)) is None or "refresh" in answer.headers:
             pass
     await session.send("Emulation.setScriptExecutionDisabled", {"value": False})
-    await expect(page.locator("[data-copy]:visible")).to_have_count(
-        await page.locator("[data-copy]").count() if script else 0
-    )
+    idle = page.locator("[data-copy][hidden]" if script else "[data-copy]:visible")
+    await expect(idle).to_have_count(0)
 
 
 async def violations(page: Page, picture: str = "") -> list[tuple[Theme, str, list[str]]]:
-    """Return what axe finds wrong in each theme: the rule, and where; keep pictures if a name is given."""
+    """Return what axe finds wrong in each theme: the rule, and where; keep pictures if a name is given.
+
+    A page whose state changes loads itself again, and axe with it.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await _violations(page, picture)
+            except Error as error:
+                if "context was destroyed" not in error.message:
+                    raise
+            await page.wait_for_load_state()
+
+
+async def _violations(page: Page, picture: str) -> list[tuple[Theme, str, list[str]]]:
     await page.evaluate(Axe().axe_script)
     wrong: list[tuple[Theme, str, list[str]]] = []
     for theme in THEMES:

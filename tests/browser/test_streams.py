@@ -143,9 +143,15 @@ async def test_the_first_screen_turns_when_the_broker_goes_and_when_it_is_back(
             health = page.locator(".health")
             await expect(health).to_have_class("health good")
 
+            search = page.get_by_role("searchbox")
+            await search.fill("order-")
             broker.stop()
             await expect(health).to_have_class("health bad")
             await expect(health).to_contain_text("Timers wait: the broker has been away since")
+            await page.keyboard.type("42", delay=500)
+            await expect(search).to_have_value("order-42")  # Nothing is taken from under somebody who types.
+            await expect(page.get_by_role("heading", name="What to look at")).to_have_count(0)
+            await search.blur()
             await expect(page.get_by_role("heading", name="What to look at")).to_be_visible()
             broker.start()
             await expect(health).to_have_class("health good")

@@ -36,6 +36,7 @@ if (!body.dataset.standing) setInterval(tick, 1000);
 // Numbers of the stream: each frame names values, each value has its places.
 const status = document.getElementById("stream");
 let source = null;
+let stale = false;
 function write(frame) {
   for (const [name, value] of Object.entries(frame)) {
     for (const place of document.querySelectorAll(`[data-live="${CSS.escape(name)}"]`)) {
@@ -44,8 +45,13 @@ function write(frame) {
     for (const place of document.querySelectorAll(`[data-live-tone="${CSS.escape(name)}"]`)) place.className = `health ${value}`;
     for (const bar of document.querySelectorAll(`[data-live-value="${CSS.escape(name)}"]`)) bar.value = Number(value);
     // What the value decides is more than a text: the server writes it.
-    if (document.querySelector(`[data-reload="${CSS.escape(name)}"]:not([data-was="${CSS.escape(value)}"])`)) location.reload();
+    stale ||= Boolean(document.querySelector(`[data-reload="${CSS.escape(name)}"]:not([data-was="${CSS.escape(value)}"])`));
   }
+  renew();
+}
+// Not from under somebody who types.
+function renew() {
+  if (stale && !document.activeElement?.matches("input, textarea, select")) location.reload();
 }
 function say(text) {
   if (status.textContent !== text) status.textContent = text;
@@ -84,6 +90,7 @@ if (body.dataset.stream) {
     say("live");
     write(data.known);
   };
+  setInterval(renew, 1000);
   setInterval(() => (isOpen() ? tabs.postMessage({ me, known }) : open()), 1000);
 }
 document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
