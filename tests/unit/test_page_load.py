@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.simulation.loop import VirtualLoop
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, schedule
 from tests.unit.test_page_refused import ADMIN, rendered, visit
@@ -257,3 +258,38 @@ async def test_a_count_of_another_hour_is_not_shown() -> None:
         found = [await desk.due(moment, Span.HOUR, None) for moment in (at(60), at(600), at(-1))]
 
     assert [each is None for each in found] == [False, True, True]
+
+
+class Unhurried(MemoryInsight):
+    """An insight that takes its time."""
+
+    def __init__(self, takes_s: float) -> None:
+        super().__init__({}, {})
+        self.takes_s = takes_s
+
+    async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
+        await asyncio.sleep(self.takes_s)
+        return await super().shares(edges, limit)
+
+
+def test_the_first_visit_waits_for_a_short_count_and_later_ones_show_the_last() -> None:
+    loop = VirtualLoop()
+
+    async def scene() -> list[tuple[datetime | None, float]]:
+        insight, shown = Unhurried(0.04), []
+        desk = DueDesk(insight, loop.time)
+        async with desk.running():
+            for moment, takes_s in ((NOW, 0.04), (at(30), 0.04), (at(600), 0.06)):
+                insight.takes_s, began_s = takes_s, loop.time()
+                due = await desk.due(moment, Span.HOUR, None)
+                shown.append((due and due.at, round(loop.time() - began_s, 3)))
+                await asyncio.sleep(30)
+        return shown
+
+    try:
+        shown = loop.run_until_complete(scene())
+    finally:
+        loop.close()
+
+    # With nothing to show, 40 ms are waited for, but not 60; with an older count, a fifth of that.
+    assert shown == [(NOW, 0.04), (NOW, 0.01), (None, 0.05)]
