@@ -530,3 +530,14 @@ async def test_who_asks_for_json_is_led_to_json(method: str, path: str, pages: P
         reply = await pages.get(reply.headers["location"])
 
     assert reply.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("timers?state=Odd", 400), ("letter?n=7", 404), ("nowhere?", 404), ("load?span=year", 400)],
+)
+async def test_what_is_refused_is_json_for_who_asks_for_json(path: str, status: int, pages: Pages) -> None:
+    reply = await pages.get(f"{path}&format=json")
+
+    assert (reply.status, reply.json["status"]) == (status, status)
+    assert reply.json["text"]

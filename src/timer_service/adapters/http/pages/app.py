@@ -98,7 +98,9 @@ class PageApp:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        visit = Visit(_NOBODY, {}, self._now(), look=look_of(headers), headers=headers)
+        # Known before anything can go wrong: what is refused is JSON, too, for who asks for that.
+        form = {"format": "json"} if b"format=json" in scope["query_string"].split(b"&") else {}
+        visit = Visit(_NOBODY, form, self._now(), look=look_of(headers), headers=headers)
         try:
             self._place.check_host(headers)
             path = _path(scope)
