@@ -148,7 +148,7 @@ async def open_load(peak: int = 0) -> AsyncIterator[LoadScreen]:
     await store.apply([*mine, schedule("g-1", 90, tenant=GLOBEX, number=9)], NOW)
     desk = DueDesk(store.insight, lambda: 0.0, wait_s=PATIENCE_S)
     async with desk.running():
-        yield LoadScreen(desk, lambda: Recent(0, 0, None, None, peak), lambda: QUIET)
+        yield LoadScreen(desk, store.insight, lambda: Recent(0, 0, None, None, peak), lambda: QUIET)
 
 
 async def test_the_screen_shows_whose_timers_are_due() -> None:
@@ -163,6 +163,19 @@ async def test_the_screen_shows_whose_timers_are_due() -> None:
     assert "3 due, 2026-01-01 12:00:00.000 UTC" in page
     assert "As of 2026-01-01 12:00:00.000 UTC" in page
     assert "Nothing is expected to be late." in page
+
+
+async def test_a_backlog_makes_what_is_to_come_late() -> None:
+    store = MemoryTimerStore()
+    overdue = [schedule(f"o-{n}", -600, number=n + 1) for n in range(20_000)]
+    await store.apply([*overdue, schedule("a-1", 30, number=30_000)], NOW)
+    desk = DueDesk(store.insight, lambda: 0.0, wait_s=PATIENCE_S)
+    async with desk.running():
+        load = LoadScreen(desk, store.insight, lambda: Recent(0, 0, None, None, 100), lambda: QUIET)
+        shown = (await load.show(visit())).model
+
+    assert "are about 140 s late" in shown["summary"]
+    assert (shown["steps"][0]["total"], shown["steps"][0]["backlog"]) == (1, 14_001)
 
 
 async def test_a_visitor_of_one_tenant_sees_the_load_of_that_one_only() -> None:
@@ -197,7 +210,7 @@ class SlowInsight(MemoryInsight):
 async def test_nobody_waits_for_a_long_count_and_the_next_visit_shows_it() -> None:
     insight, elapsed = SlowInsight(), [0.0]
     hasty, patient = (DueDesk(insight, lambda: elapsed[0], wait_s=wait_s) for wait_s in (0, PATIENCE_S))
-    load = LoadScreen(hasty, lambda: Recent(0, 0, None, None), lambda: QUIET)
+    load = LoadScreen(hasty, insight, lambda: Recent(0, 0, None, None), lambda: QUIET)
     async with hasty.running(), patient.running():
         first = await load.show(visit())
         insight.answers.set()

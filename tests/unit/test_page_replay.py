@@ -13,6 +13,7 @@ from tests.unit.test_page_refused import letter, message
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.ports.letter_box import Letter, LettersFound
+from timer_service.waiting import RightOfWay
 
 GROUP = "tenant=acme&reason=invalid&field=payload.dueAt"
 FORM = {"tenant": "acme", "reason": "invalid", "field": "payload.dueAt", "fix": "utc", "count": "3"}
@@ -123,3 +124,51 @@ async def test_a_visit_does_not_wait_for_letters_that_take_long() -> None:
 
     assert shown.status == 200
     assert "letters=all" in shown.body.decode()
+
+
+class Gate(RightOfWay):
+    """A right of way that lets nobody pass until the test says so, and counts who asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.asked = 0
+
+    async def given(self, patience_s: float) -> float:
+        self.asked += 1
+        await self.open.wait()
+        return patience_s
+
+
+async def test_groups_are_sent_one_after_the_other_and_each_letter_gives_way_to_what_is_due() -> None:
+    gate, letters = Gate(), MemoryLetterBox(letter(1), letter(2), letter(3))
+    pages = await Pages(letters=letters, right_of_way=gate).open()
+
+    first = asyncio.ensure_future(pages.post("refused-replay", FORM | WHY))
+    while not gate.asked:
+        await asyncio.sleep(0)
+    second = asyncio.ensure_future(pages.post("refused-replay?format=json", FORM | WHY))
+    reply = await second
+    sent_meanwhile = len(pages.site.store.timers)
+    gate.open.set()
+    done = await first
+    third = await pages.post("refused-replay", FORM | WHY)
+
+    assert (reply.status, sent_meanwhile) == (409, 0)
+    assert (done.status, third.status) == (303, 303)
+    assert gate.asked == 2 * 3
+
+
+async def test_letters_stay_whatever_becomes_of_their_group() -> None:
+    letters = MemoryLetterBox(letter(1), letter(2), letter(3))
+    pages = await Pages(letters=letters).open()
+    pages.audit.failures = [None, None, OSError("the disk is gone")]
+
+    broken = await pages.post("refused-replay", FORM | WHY)
+    left = (await pages.get("refused?tenant=acme&format=json")).json["letters"]
+    again = await pages.post("refused-replay", FORM | WHY)
+
+    assert broken.status == 500
+    assert [each["number"] for each in left] == [3, 2, 1]
+    job = (await pages.get(f"{again.headers['location']}&format=json")).json["job"]
+    assert {each["outcome"]: each["count"] for each in job["outcomes"]} == {"unchanged": 2, "scheduled": 1}

@@ -133,9 +133,9 @@ def build_page(
         activity=ActivityScreen(parts.opened.audit),
         bulk=BulkScreens(bulk, insight, past, auditor),
         jobs=JobScreens(bulk, live, parts.opened.audit, past, auditor),
-        load=LoadScreen(due, parts.recent, parts.lateness_history),
+        load=LoadScreen(due, insight, parts.recent, parts.lateness_history),
         refused=RefusedScreens(letters, parts.deliveries, insight, auditor),
-        replay=ReplayScreens(letters, insight, auditor),
+        replay=ReplayScreens(letters, insight, auditor, parts.right_of_way),
     )
     is_virtual = parts.travel is not None
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)

@@ -11,11 +11,14 @@ from timer_service.adapters.http.pages.visit import PageError, Screen, Visit, by
 from timer_service.domain.forecast import Forecast, Span, Step, forecast
 from timer_service.domain.spoken import count_text, span_text
 from timer_service.ports.health import LatenessHistory, Recent
+from timer_service.ports.timer_insight import TimerFilter, TimerInsight
 
 MAX_STACKED: Final = 4
 """Tenants that have a shade of their own; all others share one."""
 MIN_PEAK_PER_S: Final = 100
 """A smaller peak says how little there was to do, not how much could be done."""
+MAX_OVERDUE: Final = 100_000
+"""What is counted of a backlog."""
 MAX_DRAWN: Final = 16
 """Charts that are kept."""
 
@@ -26,13 +29,15 @@ class LoadScreen:
     def __init__(
         self,
         desk: DueDesk,
+        insight: TimerInsight,
         recent: Callable[[], Recent],
         history: Callable[[], LatenessHistory],
     ) -> None:
         self._desk = desk
+        self._insight = insight
         self._recent = recent
         self._history = history
-        self._drawn: dict[tuple[Span, str | None], tuple[Due, float, Forecast, BarChart]] = {}
+        self._drawn: dict[tuple[Span, str | None], tuple[Due, tuple[float, int], Forecast, BarChart]] = {}
 
     async def show(self, visit: Visit) -> Screen:
         """Show what is due from now on, in minutes, hours or days."""
@@ -44,9 +49,11 @@ class LoadScreen:
         due = await self._desk.due(visit.now, Span(span), scope)
         peak = self._recent().peak_per_s
         capacity = float(peak) if peak >= MIN_PEAK_PER_S else 0.0
-        ahead, chart = (
-            self._chart(due, capacity, Span(span), tenant) if due else (_NOTHING, bar_chart(_NOTHING, tenant))
-        )
+        ahead, chart = _NOTHING, bar_chart(_NOTHING, tenant)
+        if due is not None:
+            # What is overdue goes first; a bound, because it may be very many.
+            overdue = await self._insight.count(TimerFilter(scope, until=due.edges[0]), MAX_OVERDUE)
+            ahead, chart = self._chart(due, capacity, overdue, Span(span), tenant)
         heat = heat_map(self._history(), visit.now) if visit.user.tenants is None else None
         model = {
             "span": span,
@@ -65,12 +72,15 @@ class LoadScreen:
         refresh = {"refresh": "1"} if due is None else {}
         return Screen("load.html", model, "Load", by_curl("load", span=span, tenant=tenant), headers=refresh)
 
-    def _chart(self, due: Due, capacity: float, span: Span, tenant: str | None) -> tuple[Forecast, BarChart]:
+    def _chart(
+        self, due: Due, capacity: float, overdue: int, span: Span, tenant: str | None
+    ) -> tuple[Forecast, BarChart]:
         """Return what was drawn of this count before, for all who look at it; else draw it."""
         drawn = self._drawn.get((span, tenant))
-        if drawn is None or drawn[0] is not due or drawn[1] != capacity:
-            ahead = forecast(due.edges, due.totals, due.largest(MAX_STACKED), capacity_per_s=capacity)
-            drawn = due, capacity, ahead, bar_chart(ahead, tenant)
+        if drawn is None or drawn[0] is not due or drawn[1] != (capacity, overdue):
+            largest = due.largest(MAX_STACKED)
+            ahead = forecast(due.edges, due.totals, largest, capacity_per_s=capacity, overdue=overdue)
+            drawn = due, (capacity, overdue), ahead, bar_chart(ahead, tenant)
             if len(self._drawn) >= MAX_DRAWN:
                 self._drawn.clear()
             self._drawn[span, tenant] = drawn

@@ -1,5 +1,6 @@
 """A group of letters: looked at with one correction for all, then sent again."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,7 +16,10 @@ from timer_service.domain.messages import Command, TimerKey
 from timer_service.domain.timer import Timer
 from timer_service.ports.letter_box import Letter
 from timer_service.ports.timer_insight import TimerInsight
+from timer_service.waiting import RightOfWay
 
+PATIENCE_S: Final = 0.1
+"""How long a letter waits for what is due."""
 _GROUP: Final = ("tenant", "reason", "field")
 """What the letters of a group have in common."""
 
@@ -23,10 +27,14 @@ _GROUP: Final = ("tenant", "reason", "field")
 class ReplayScreens:
     """Looks, and sends."""
 
-    def __init__(self, desk: LetterDesk, insight: TimerInsight, auditor: Auditor) -> None:
+    def __init__(
+        self, desk: LetterDesk, insight: TimerInsight, auditor: Auditor, right_of_way: RightOfWay
+    ) -> None:
         self._desk = desk
         self._insight = insight
         self._auditor = auditor
+        self._right_of_way = right_of_way
+        self._sending = asyncio.Lock()
 
     async def preview(self, visit: Visit) -> Screen:
         """Show what it would mean to send a group again; nothing is changed."""
@@ -59,10 +67,13 @@ class ReplayScreens:
             raise PageError(400, "Say why: the reason is kept with what is done.")
         subject = f"letters: {visit.field('reason')} {visit.field('field')}".strip()
         tenant = visit.tenant(visit.field("tenant"))
-        notes = self._auditor.of_job(visit.user, "replay", tenant, subject, reason)
-        job = await notes.begin(len(members))
-        outcomes = Counter([await self._replay_one(visit, letter, job) for letter in members])
-        await notes.close(job, Ending.FINISHED, outcomes)
+        if self._sending.locked():
+            raise PageError(409, "A group of letters is being sent: wait for its end, then look again.")
+        async with self._sending:
+            notes = self._auditor.of_job(visit.user, "replay", tenant, subject, reason)
+            job = await notes.begin(len(members))
+            outcomes = Counter([await self._replay_one(visit, letter, job) for letter in members])
+            await notes.close(job, Ending.FINISHED, outcomes)
         return Redirect(address("job", n=job))
 
     async def _members(self, visit: Visit, values: Mapping[str, str]) -> list[Letter]:
@@ -85,7 +96,8 @@ class ReplayScreens:
         return command if visit.user.sees(command.tenant_id) else "it is for a tenant that is not yours"
 
     async def _replay_one(self, visit: Visit, letter: Letter, job: int) -> str:
-        """Carry out one letter of a group and note what came of it."""
+        """Carry out one letter of a group, once nothing is being fired, and note what came of it."""
+        await self._right_of_way.given(PATIENCE_S)
         command = self._read(visit, letter, visit.field("fix"))
         if isinstance(command, str):
             return await self._not_replayed(visit, letter, job, "refused", command)
