@@ -3,6 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from tests.browser.prefix_proxy import PrefixProxy
 from tests.browser.screens import SCREENS, go, keep_picture, violations
 from tests.browser.site import Site
 from tests.browser.watched import open_page
@@ -66,6 +67,28 @@ async def test_a_screen_keeps_still_and_keeps_its_edges_in_forced_colours(
 
         await keep_picture(page, f"{name}-forced")
         assert await page.evaluate("document.getAnimations().length") == 0
+
+
+_ADDRESSES = """found => found
+    .flatMap((each) => ["href", "src", "action"].map((name) => each.getAttribute(name)))
+    .filter((each) => each !== null)
+    .map((each) => new URL(each, location).href)"""
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "/a/b"], ids=["none", "slash", "two"])
+async def test_no_prefix_of_a_proxy_leads_away(prefix: str, browser: Browser, site: Site) -> None:
+    async with PrefixProxy(site.port, prefix).serving() as proxy, open_page(browser) as page:
+        for start in ("/ui", "/ui/"):
+            await page.goto(proxy.url + start)
+            home = f"{proxy.url}/ui/"
+            assert page.url == home
+            for name in ("Timers", "Load", "Activity", "Now"):
+                await page.get_by_role("navigation").get_by_role("link", name=name).click()
+
+                await expect(page.get_by_role("heading", level=1)).to_have_text(name)
+                addresses: list[str] = await page.locator("[href], [src], [action]").evaluate_all(_ADDRESSES)
+                assert [each for each in addresses if not each.startswith(home)] == []
+        await expect(page.locator("#stream")).to_have_text("live")
 
 
 @pytest.mark.parametrize("name", SCREENS)

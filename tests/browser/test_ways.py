@@ -220,6 +220,8 @@ async def test_repair_a_refused_message_and_see_it_accepted(
 
         await expect(page.get_by_role("status").filter(has_text="scheduled")).to_be_visible()
         await expect(page.get_by_role("heading", level=1)).to_contain_text("no-zone")
+        await page.goto(site.address(f"refused?tenant={tenant}", PLACE[script]))
+        await expect(page.get_by_role("link", name=re.compile("^letter "))).to_be_visible()  # It stays.
     found = await site.timers(tenant).get("no-zone")
     assert found is not None
     assert (found.state, found.due_at) == ("Scheduled", datetime(2030, 1, 1, 9, tzinfo=UTC))
