@@ -69,3 +69,27 @@ def test_the_history_is_that_of_the_last_hour_however_long_the_service_runs() ->
     _for_hours(watch)
 
     assert kept == [KEPT_SAMPLES] * 3
+
+
+def test_many_viewers_are_measured_for_once_per_second_and_nobody_costs_nothing() -> None:
+    measured: list[float] = []
+
+    async def watch(live: Live, loop: VirtualLoop) -> None:
+        async def measure() -> dict[str, str]:
+            measured.append(loop.time())
+            return {"pending": str(len(measured))}
+
+        async def send(_chunk: bytes) -> None:
+            return
+
+        viewers = [asyncio.ensure_future(live.follow("same", measure).run(send)) for _ in range(20)]
+        await asyncio.sleep(9.5)
+        for viewer in viewers:
+            viewer.cancel()
+        await asyncio.wait(viewers)
+        await asyncio.sleep(WATCHED_S)
+
+    _for_hours(watch)
+
+    assert len(measured) == 10
+    assert max(measured) < 10

@@ -295,7 +295,7 @@ def test_the_first_visit_waits_for_a_short_count_and_later_ones_show_the_last() 
             for moment, takes_s in ((NOW, 0.04), (at(30), 0.04), (at(600), 0.06)):
                 insight.takes_s, began_s = takes_s, loop.time()
                 due = await desk.due(moment, Span.HOUR, None)
-                shown.append((due and due.at, round(loop.time() - began_s, 3)))
+                shown.append((None if due is None else due.at, round(loop.time() - began_s, 3)))
                 await asyncio.sleep(30)
         return shown
 
