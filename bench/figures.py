@@ -212,7 +212,7 @@ def render_postgres(results: Results) -> str:
         ),
         "",
         f"Instances, database, broker, load and listener shared {machine['cpus']} cores ({machine['cpu']}).",
-        f"With one instance, these cores were {_cell(values, _BUSY)} busy: more instances share what is left.",
+        f"With one instance, they were {_cell(values, _BUSY)} busy: more instances share what is left.",
         "The two queues insert jobs in bulk, without a broker, and run them without an event.",
     ]
     return "\n".join(lines)

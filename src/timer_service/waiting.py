@@ -84,6 +84,11 @@ class RightOfWay:
 
     async def given(self, patience_s: float) -> float:
         """Let everything else have a turn, and what is urgent end; return how much patience is left."""
+        await asyncio.sleep(0)
+        return await self.in_line(patience_s)
+
+    async def in_line(self, patience_s: float) -> float:
+        """Wait behind those who wait, and for what is urgent; return how much patience is left."""
         loop = asyncio.get_running_loop()
         turn, began_s = loop.create_future(), loop.time()
         self._waiting.append((patience_s, turn))
@@ -138,21 +143,21 @@ async def in_turns(
     def let_end() -> Coroutine[Any, Any, object] | None:
         return way.ended(patience_s) if way.is_urgent else None
 
-    def in_line() -> Coroutine[Any, Any, object] | None:
-        return None if way.is_free() else way.given(patience_s)
+    def wait_in_line() -> Coroutine[Any, Any, object] | None:
+        return None if way.is_free() else way.in_line(patience_s)
 
-    return await _InTurns(work, in_line if one_of_many else let_end)
+    return await InTurns(work, wait_in_line if one_of_many else let_end)
 
 
 Wait = Callable[[], Coroutine[Any, Any, object] | None]
 """What a step waits for; None if it may be taken at once."""
 
 
-class _InTurns(Awaitable[T]):
+class InTurns(Awaitable[T]):
     """Work each of whose steps, from one wait to the next, waits for its turn."""
 
     def __init__(self, work: Coroutine[Any, Any, T], wait: Wait) -> None:
-        self._work = work
+        self.work = work
         self._wait = wait
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -164,7 +169,7 @@ class _InTurns(Awaitable[T]):
             except BaseException as interruption:  # It is the work's own.
                 error = interruption
             try:
-                awaited = self._work.send(None) if error is None else self._work.throw(error)
+                awaited = self.work.send(None) if error is None else self.work.throw(error)
             except StopIteration as done:
                 result: T = done.value
                 return result

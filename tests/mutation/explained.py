@@ -29,10 +29,6 @@ EXPLAINED: dict[str, str] = {
         "self.look_again()  # They are found again. (0): 'self.look_again()' becomes 'pass'"
     ): "what could not be claimed makes its lanes outdated, and an outdated lane is asked for again anyway",
     (
-        "client/src/timer_client/wire/json.py: _depth: deepest, open_values = 0, [(value, 1)] (23): "
-        "'0' becomes '1'"
-    ): "only what holds nothing would be one deep instead of none, and neither is too deep",
-    (
         "src/timer_service/adapters/sqlite/deliveries.py: : WRITE_RECORDS: Final = tuple( (289): "
         "'True' becomes 'False'"
     ): "both lists have three entries: being strict guards against a change to only one of them",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import timer_service
+from timer_service.waiting import InTurns
 
 PACKAGE = Path(timer_service.__file__).parent
 WATCHED = (
@@ -120,6 +121,9 @@ def frames_of(waiting: Any) -> Iterator[types.FrameType]:
             if waiting.ag_frame is not None:
                 yield waiting.ag_frame
             waiting = waiting.ag_await
+        elif isinstance(waiting, types.GeneratorType) and waiting.gi_code is InTurns.__await__.__code__:
+            # Whatever it waits for, its turn or something else, this is where the work is.
+            waiting = waiting.gi_frame and waiting.gi_frame.f_locals["self"].work
         else:
             # What steps an asynchronous generator does not name it, but refers to it.
             waiting = next(
