@@ -22,10 +22,11 @@ LEFT_OUT = (
     *(".git", ".venv", ".*cache", ".hypothesis", ".coverage*"),
     *("__pycache__", "node_modules", "build", "dist"),
 )
+PLUGIN = Path(__file__).with_name("unshrunk.py")
 KEPT_BY_PYTEST = ".mutants"
 PYTEST = (
     *("-m", "pytest", "-q", "--tb=no", "-o", f"cache_dir={KEPT_BY_PYTEST}", "--hypothesis-seed=0"),
-    *("-m", "not upgrade and not cluster and not clients"),
+    *("-m", "not upgrade and not cluster and not clients", "-p", PLUGIN.stem),
 )
 REACHED = ".reached"
 PASSED = (0, 5)
@@ -49,6 +50,7 @@ class Bench:
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
         shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+        shutil.copy(PLUGIN, folder)
         imported_from = [str(folder / "src"), str(folder / "client/src"), str(folder)]
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(imported_from)}
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
