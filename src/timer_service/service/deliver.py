@@ -108,7 +108,9 @@ class Delivering:
                     continue
                 self._problems.pop("look", None)
                 self._backoff.reset()
-                if not self._waiting.is_behind:
+                if self._waiting.is_behind:
+                    await asyncio.sleep(0)  # A store in memory answers without a wait: let others go on.
+                else:
                     await self._clock.wait(self._sleep_s(), self._wake)
             await self._end_calls()
             self._ended.set()
