@@ -8,7 +8,7 @@ from timer_service.domain.callback import Callback, NoCallback
 from timer_service.domain.messages import Command, ScheduleTimer, TimerKey
 from timer_service.domain.timer import Outcome
 
-DECIDED_AT_ONCE: Final = 128
+DECIDED_AT_ONCE: Final = 250
 """Of many requests in one transaction: between two groups the event loop turns to everything else."""
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Final
 
 from timer_service.adapters import rows
 from timer_service.adapters.postgres import arrays
@@ -10,8 +11,11 @@ from timer_service.adapters.postgres.statements import INSERT, LOAD, LOCK_FOR_RE
 from timer_service.domain import timer as rules
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import Command, TimerKey
-from timer_service.domain.outcomes import in_groups, nearest_due_at
+from timer_service.domain.outcomes import DECIDED_AT_ONCE, in_groups, nearest_due_at
 from timer_service.domain.timer import Outcome, Timer
+
+AT_ONCE: Final = DECIDED_AT_ONCE // 2
+"""To the driver a row is twice as much work as to SQLite's."""
 
 
 class Batch:
@@ -71,7 +75,7 @@ async def decide(connection: Connection, batch: Batch) -> dict[TimerKey, Timer]:
     """Decide requests for all timers that nobody else holds; return these as they are now."""
     timers: dict[TimerKey, Timer] = {}
     about_versions = batch.about_versions
-    for keys in map(frozenset, in_groups(sorted(batch.commands))):
+    for keys in map(frozenset, in_groups(sorted(batch.commands), AT_ONCE)):
         timers |= await _decide(connection, batch, keys, about_versions & keys)
     return timers
 

@@ -130,6 +130,7 @@ class SqliteTimerStore:
         changed: dict[TimerKey, Timer] = {}
         keys = [command.key for command in commands]
         timers = await self._load(dict.fromkeys(keys))
+        there = frozenset(timers)
         for key, command in zip(keys, commands, strict=True):
             before = timers.get(key)
             after, outcome = rule(before, command, now)
@@ -142,7 +143,7 @@ class SqliteTimerStore:
             await self._writer.connection.execute(*statements.save(changed.values()))
             if rule is rules.decide:
                 callbacks = accepted_callbacks(commands, outcomes)
-                dropped = dropped_callbacks(commands, outcomes)
+                dropped = there.intersection(dropped_callbacks(commands, outcomes))
                 await keep_callbacks(self._writer.connection, callbacks, dropped, now)
             await advance_epochs(self._writer.connection, commands)
         return outcomes, timers
