@@ -93,7 +93,8 @@ def all_places(package: Path = PACKAGE, watched: Iterable[str] = WATCHED) -> dic
 def _sets_a_limit(node: ast.AST) -> bool:
     """Return whether it is an `async with asyncio.timeout(…)`: entering and leaving it never waits."""
     return isinstance(node, ast.AsyncWith) and all(
-        ast.unparse(item.context_expr).startswith("asyncio.timeout(") for item in node.items
+        ast.unparse(item.context_expr).startswith(("asyncio.timeout(", "asyncio.timeout_at("))
+        for item in node.items
     )
 
 
@@ -122,7 +123,8 @@ def frames_of(waiting: Any) -> Iterator[types.FrameType]:
                 yield waiting.ag_frame
             waiting = waiting.ag_await
         elif isinstance(waiting, types.GeneratorType) and waiting.gi_code is InTurns.__await__.__code__:
-            # Whatever it waits for, its turn or something else, this is where the work is.
+            # It may wait for its turn; and this is where the work is.
+            yield from frames_of(waiting.gi_yieldfrom)
             waiting = waiting.gi_frame and waiting.gi_frame.f_locals["self"].work
         else:
             # What steps an asynchronous generator does not name it, but refers to it.

@@ -614,6 +614,11 @@ NEVER_WAITS = {
     ): "each sink has a loop, with one look at a time",
     ("adapters/sqlite/deliveries.py", "DUE_OF_LANE"): "only where hundreds wait for one receiver",
     ("workflows/deliver_callbacks.py", "lane=lane)"): "the same",
+    (
+        "waiting.py",
+        "await asyncio.sleep(0)",
+    ): "only pages and jobs give way like this, and there are none here",
+    ("waiting.py", "return await self.in_line(patience_s)"): "the same",
 }
 """Places at which nobody can be killed, each with the reason."""
 
