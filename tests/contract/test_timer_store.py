@@ -952,6 +952,9 @@ async def test_the_next_due_time_is_the_earliest_later_one_of_any_tenant(store: 
     assert await store.next_due_at(at(29.999)) == at(30)
     assert await store.next_due_at(at(30)) == at(90)
     assert await store.next_due_at(at(90)) is None
+    async with store.claim_due(at(0), 10):
+        pass
+    assert await store.next_due_at(at(30)) == at(90)
 
 
 async def test_only_scheduled_timers_have_a_next_due_time(store: TimerStore) -> None:

@@ -367,8 +367,13 @@ async def test_a_reader_outside_the_service_lets_the_log_grow_and_commands_go_on
             tried_again_beyond = store._log._next_try_bytes
             backup.execute("ROLLBACK")
         store._log._next_try_bytes = 0
+        said: list[str] = []
+        await store._writer.connection.set_trace_callback(said.append)
         await store.apply(batches[3], at(0))
 
+        # Commands wait for the checkpoint, and so it waits for nobody as long as they would.
+        checkpoint = said.index("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert said[checkpoint - 1] == "PRAGMA busy_timeout = 1"
         assert 200_000 < grown < tried_again_beyond
         assert store._log.size_bytes == 0
         [(timeout_ms,)] = await store._writer.connection.execute_fetchall("PRAGMA busy_timeout")

@@ -49,4 +49,14 @@ EXPLAINED: dict[str, str] = {
         'src/timer_service/adapters/sqlite/places.py: : START: Final[Place] = (-(2**62), "") (28): '
         "'62' becomes '63'"
     ): "a moment before every due time, as it has to be; which one does not matter",
+    (
+        "src/timer_service/adapters/rows.py: timer: return Timer( (815): '21' becomes '22'"
+    ): "the two columns of a place are empty together or not at all",
+    (
+        "src/timer_service/workflows/catch_up.py: : RECENT_FENCES = 16 (16): '16' becomes '17'"
+    ): "one look more is remembered, and older ones a seventeenth of the limit apart",
+    (
+        "src/timer_service/adapters/sqlite/opening.py: open_sqlite_store: try_to_open(path) (0): "
+        "'try_to_open(path)' becomes 'pass'"
+    ): "connecting fails with the same words; aiosqlite ends its own thread by now",
 }

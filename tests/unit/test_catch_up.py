@@ -92,6 +92,20 @@ def test_a_tenant_that_waits_is_passed_over_until_something_of_it_may_fire() -> 
     assert desk.waits.passed_over(held_back) == HeldBack(tenants=frozenset({ACME, GLOBEX}))
 
 
+def test_a_tenant_of_which_some_fired_is_passed_over_until_more_of_it_may() -> None:
+    desk = Desk()
+    desk.look(5, backlog(ACME), timer(1))
+    newer = backlog(ACME, first=11, last=20, oldest={ACME: 11})
+    assert desk.look(6, newer, timer(1), timer(5.5)) == [1]
+
+    desk.look(7, newer, timer(5.5))
+    held = desk.waits.held
+    even_newer = backlog(ACME, first=21, last=30, oldest={ACME: 21})
+
+    assert held == {ACME}
+    assert desk.look(8, even_newer, timer(5.5)) == [5.5]
+
+
 def test_a_tenant_with_commands_waiting_and_nothing_due_is_not_looked_after() -> None:
     desk = Desk()
 

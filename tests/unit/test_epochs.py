@@ -41,6 +41,10 @@ def test_what_was_delivered_but_not_applied_counts_as_well() -> None:
     assert epoch_to_begin([FIRST], 1000, 28, Position(1000, 30, 300)) == StreamEpoch(1001, 1000, 28, 300)
 
 
+def test_what_was_delivered_and_is_still_there_changes_nothing() -> None:
+    assert epoch_to_begin([FIRST], 1000, 28, Position(1000, 26, 260)) is None
+
+
 def test_what_was_delivered_in_another_epoch_does_not_count() -> None:
     assert epoch_to_begin([FIRST], 1000, 28, Position(900, 30, 300), overwritten=True) is None
 

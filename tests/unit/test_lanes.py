@@ -271,6 +271,16 @@ def test_nothing_is_left_in_memory_of_what_is_over() -> None:
     assert len(lanes._paces) == MAX_REMEMBERED
 
 
+def test_nothing_is_left_in_memory_of_a_lane_that_turned_out_to_have_no_more() -> None:
+    lanes = Lanes[int]()
+    lanes.offer(1, lane("acme"), 0.0)
+    lanes.outdate(lane("acme"))
+
+    lanes.has_no_more(lane("acme"))
+
+    assert (lanes._queues, lanes._tenants, lanes._lane_of, lanes._with_more) == ({}, {}, {}, {})
+
+
 def test_a_tenant_gets_in_line_once_for_each_of_its_turns() -> None:
     lanes = Lanes[int]()
     for n in range(100):
