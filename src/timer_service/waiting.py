@@ -7,6 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from timer_service.domain.errors import CriticalError
@@ -39,6 +40,8 @@ class RightOfWay:
         self._ended.set()
         self._next: asyncio.Handle | None = None
         """Who waits goes on then; also there after somebody has gone on in this round."""
+        self.expected_at: datetime | None = None
+        """When something is urgent next, as far as is known."""
 
     @contextmanager
     def taken(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from timer_service.adapters.sqlite.limits import DEFAULT_LIMITS, MAX_SCANNED_ROW
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.messages import TenantId
-from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
+from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 from timer_service.testing import START
 
 LIMIT = 50
@@ -214,3 +214,50 @@ async def test_whatever_is_overdue_in_the_file_is_found_although_all_looks_are_s
 
     assert found.keys() == {*((ACME, timer.service_call_id) for timer in timers), by_hand}
     assert found[by_hand] == MAX_AGE_S
+
+
+async def test_under_backlog_what_comes_due_is_found_alone_in_every_other_look(
+    empty: Path, tmp_path: Path
+) -> None:
+    punctual = [schedule(f"punctual-{n}", n, tenant=GLOBEX, number=n) for n in (1, 2, 3, 4)]
+    found: list[tuple[int, list[str]]] = []
+
+    async with a_store(empty, tmp_path / "timers.db", DEFAULT_LIMITS) as store:
+        await store.apply(punctual, at(-1))
+        for now_s in range(5):
+            async with store.claim_due(at(now_s), LIMIT) as claim:
+                names = [str(timer.service_call_id) for timer in claim.timers]
+                found.append((len(names), [name for name in names if name.startswith("punctual")]))
+                await claim.mark_reached([timer.reached(at(now_s)) for timer in claim.timers])
+            assert await store.next_due_at(at(now_s)) == (at(now_s + 1) if now_s < 4 else None)
+
+    assert found == [
+        (LIMIT, []),
+        (1, ["punctual-1"]),
+        (LIMIT, ["punctual-2"]),
+        (1, ["punctual-3"]),
+        (LIMIT, ["punctual-4"]),
+    ]
+
+
+async def test_beside_a_backlog_each_timer_is_found_once(empty: Path, tmp_path: Path) -> None:
+    tenants = (ACME, GLOBEX, "initech")
+    timers = [schedule(f"late-{n}", n / 40, tenant=tenants[n % 3], number=n) for n in range(1, 201)]
+    found = Counter[tuple[str, str]]()
+
+    async def mark(claim: Claim, now_s: float) -> None:
+        await claim.mark_reached([timer.reached(at(now_s)) for timer in claim.timers])
+
+    async with a_store(empty, tmp_path / "timers.db", DEFAULT_LIMITS) as store:
+        await store.apply(timers, at(-1))
+        for step in range(0, 240, 3):
+            # Three looks at a time, marked together: what is in hand is not found by the next ones.
+            async with AsyncExitStack() as claims:
+                for now_s in (step / 30, (step + 1) / 30, (step + 2) / 30):
+                    claim = await claims.enter_async_context(store.claim_due(at(now_s), 3 + step % 5))
+                    found.update(timer.key for timer in claim.timers)
+                    claims.push_async_callback(mark, claim, now_s)
+                    await store.next_due_at(at(now_s))
+
+    assert set(found.values()) == {1}
+    assert len(found) == 3 * LIMIT + 1 + len(timers)

@@ -1,6 +1,7 @@
 """The loops of callbacks: a whole service on memory adapters, with a receiver that follows a script."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,10 +9,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import ClassVar
 
+import pytest
+
 from tests.support.fakes import FragileStore
 from tests.support.patience import PATIENCE_S
 from tests.support.rig import POLL_S, Rig
-from tests.support.timers import ACME, at, call, cancel, schedule
+from tests.support.timers import ACME, GLOBEX, at, call, cancel, schedule
 from timer_service.domain.callback import Callback, RetryPolicy, Sink
 from timer_service.domain.delivery import (
     Answered,
@@ -34,11 +37,12 @@ from timer_service.ports.delivery_store import (
     Place,
     WaitingDelivery,
 )
-from timer_service.service.deliver import MAX_KEPT
+from timer_service.service.deliver import MAX_KEPT, MAX_LOOK_INTERVAL_S, Rescan
 from timer_service.service.fire import HAND_OVER_PAUSE_S, Firing, over_http
 from timer_service.testing import ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
 from timer_service.waiting import owned
+from timer_service.workflows.deliver_callbacks import MAX_FOUND_AGAIN
 from timer_service.workflows.hold_back import HoldBack
 
 CALLBACK = Callback("https://shop.example/hooks")
@@ -335,6 +339,40 @@ async def test_what_comes_due_right_after_a_hand_over_waits_for_the_next_one() -
     assert handed_over == [["order-1"]]
 
 
+@pytest.mark.parametrize(("batch_took_s", "before"), [(0.02, 2), (0.0, 6)])
+@pytest.mark.parametrize("on_the_bus", [False, True])
+async def test_a_batch_of_a_backlog_begins_only_if_it_is_over_before_the_next_due_time(
+    batch_took_s: float, before: int, *, on_the_bus: bool
+) -> None:
+    rig = Rig(sender=ScriptedSender())
+    elapsed_s = itertools.count(0.0, batch_took_s)
+    around = replace(rig.around, elapsed_s=lambda: next(elapsed_s))
+    handed_over: list[str] = []
+    route = over_http(around, lambda events: handed_over.extend(str(e.service_call_id) for e in events))
+    firing = Firing(
+        around,
+        poll_interval_s=POLL_S,
+        batch_size=2,
+        precise_wakeup=True,
+        catch_up=timedelta(0),
+        hold_back=HoldBack(10),
+        looking=lambda: None,
+        route=replace(route, pause_s=0.001),
+    )
+    for n in range(1, 7):
+        await ask(rig, f"order-{n}", 0)
+    if on_the_bus:
+        around.before_callbacks.expected_at = at(0.01)
+    else:
+        await ask(rig, "punctual", 0.01, tenant=GLOBEX)
+
+    async with asyncio.TaskGroup() as firings, owned(firing.run(firings)):
+        await rig.clock.until_waits(1)
+
+    first_wait_s = POLL_S if on_the_bus and not batch_took_s else 0.01
+    assert (len(handed_over), rig.clock.waits[0]) == (before, first_wait_s)
+
+
 def test_only_where_one_writer_serves_all_hand_overs_pause() -> None:
     rig = Rig(sender=ScriptedSender())
     one_writer = MemoryDeliveries(rig.store.timers)
@@ -417,6 +455,34 @@ async def test_what_another_instance_has_taken_keeps_nothing_else_waiting() -> N
     assert sorted(request.service_call_id for request in sender.sent) == [
         f"order-{n}" for n in range(250, 400)
     ]
+
+
+async def test_what_was_missed_is_found_behind_all_that_waits() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    for n in range(3 * MAX_FOUND_AGAIN):
+        await ask(rig, f"order-{n:03}", 0)
+
+    async with rig.running():
+        await pass_time(rig, 4, 0.1)
+        kept = rig.store.deliveries.kept
+        for key, delivery in kept.items():  # As another instance leaves them that takes them, and dies.
+            kept[key] = replace(delivery, state=DeliveryState.WAITING, next_attempt_at=at(0), ended_at=None)
+        await pass_time(rig, 2 * MAX_LOOK_INTERVAL_S, 0.1)
+
+    assert set(Counter(request.service_call_id for request in sender.sent).values()) == {2}
+
+
+def test_a_look_at_what_is_known_rests_after_each_page_and_as_long_as_it_took_after_the_last() -> None:
+    rescan = Rescan(5.0, 100.0)
+    begins = [rescan.at_s]
+
+    for from_s, to_s, is_last in ((105.0, 106.0, False), (110.0, 112.0, False), (120.0, 121.0, True)):
+        rescan.looked(from_s, to_s, is_last=is_last)
+        begins.append(rescan.at_s)
+    rescan.looked(137.0, 137.5, is_last=True)
+
+    assert [*begins, rescan.at_s] == [105.0, 110.0, 120.0, 137.0, 142.5]
 
 
 async def test_a_replay_is_sent_at_once() -> None:

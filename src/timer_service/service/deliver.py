@@ -19,14 +19,30 @@ MAX_LOOK_INTERVAL_S: Final = 5.0
 """However quiet it is: this finds whatever was missed."""
 SHARED_LOOK_INTERVAL_S: Final = 2.0
 """With other instances: this finds what one of them left behind, and tells them that we are still there."""
-RESCAN_REST: Final = 10.0
-"""How much longer the pause after a look at everything is than that look."""
+RESCAN_REST: Final = 4.0
+"""How much longer the pause after a page of what is known already is than the look at it."""
 MAX_UNKEPT: Final = 512
 """Outcomes that are not in the store yet; beyond it no further attempt begins."""
 MAX_KEPT: Final = 64
 """Outcomes that are kept together: what comes of them is worked off in one go."""
 STOP_GRACE_S: Final = 5.0
 """For attempts that are under way when the service stops; then they are left to the next start."""
+
+
+class Rescan:
+    """When to look again at all that waits: a fifth of the time while that goes on, a tenth in all."""
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._interval_s = interval_s
+        self._began_s: float | None = None
+        self.at_s = now_s + interval_s
+        """When the next page is looked at."""
+
+    def looked(self, from_s: float, to_s: float, *, is_last: bool) -> None:
+        """Rest after a page."""
+        began_s = from_s if self._began_s is None else self._began_s
+        rest_s = max(self._interval_s, to_s - began_s) if is_last else RESCAN_REST * (to_s - from_s)
+        self.at_s, self._began_s = to_s + rest_s, None if is_last else began_s
 
 
 class Delivering:
@@ -60,7 +76,8 @@ class Delivering:
         self._calls: set[asyncio.Task[None]] = set()
         self._outdated_backoff = Backoff(around.chance)
         self._look_interval_s = SHARED_LOOK_INTERVAL_S if store.is_shared else MAX_LOOK_INTERVAL_S
-        self._looked_s = self._rescan_at_s = self._rescan_began_s = float("-inf")
+        self._looked_s = float("-inf")
+        self._rescan = Rescan(self._look_interval_s, around.elapsed_s())
         self._take_again_s = float("inf")
         self._problems: dict[str, str] = {}
 
@@ -124,19 +141,16 @@ class Delivering:
     async def _step(self, tasks: TasksInTurns) -> None:
         """Look where there may be something new, and begin what may begin."""
         now, now_s = self._clock.now(), self._elapsed_s()
-        if now_s >= self._rescan_at_s:
-            self._waiting.look_again()
-            self._rescan_began_s, self._rescan_at_s = now_s, float("inf")
-        elif now_s - self._looked_s >= self._look_interval_s:
+        if now_s >= self._rescan.at_s:
+            is_last = await self._waiting.look_at_known(now, now_s)
+            self._rescan.looked(now_s, self._elapsed_s(), is_last=is_last)
+        if now_s - self._looked_s >= self._look_interval_s:
             self._waiting.look_on()
         elif self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
             self._waiting.look_again(self._waiting.next_attempt_at)
             self._waiting.next_attempt_at = None
         await self._waiting.look(now, now_s)
         self._looked_s = now_s
-        if self._rescan_at_s == float("inf") and not self._waiting.is_behind:
-            took_s = self._elapsed_s() - self._rescan_began_s
-            self._rescan_at_s = now_s + max(self._look_interval_s, RESCAN_REST * took_s)
         if len(self._unkept) >= MAX_UNKEPT:
             return
         for claimed in await self._waiting.take(now, now_s):
@@ -206,7 +220,7 @@ class Delivering:
     def _sleep_s(self) -> float:
         """Return how long nothing has to be done."""
         now_s = self._elapsed_s()
-        seconds = min(self._looked_s + self._look_interval_s, self._rescan_at_s, self._take_again_s) - now_s
+        seconds = min(self._looked_s + self._look_interval_s, self._rescan.at_s, self._take_again_s) - now_s
         if (next_at := self._waiting.next_attempt_at) is not None:
             seconds = min(seconds, (next_at - self._clock.now()).total_seconds())
         if (again_s := self._waiting.lanes.next_at_s()) is not None:

@@ -26,6 +26,8 @@ LOOK_AGAIN_S: Final = 0.02
 """The pause before another look if timers are due and none of them could be claimed."""
 HAND_OVER_PAUSE_S: Final = 0.003
 """After callbacks were handed over, where one writer serves all: those due meanwhile share the next look."""
+MAX_WAY_S: Final = 0.05
+"""A batch of a backlog waits no longer than this for a timer that is due next."""
 MIN_UNMARKED: Final = 2
 """However small a batch is, one timer can be published while another is marked."""
 
@@ -161,6 +163,8 @@ class Firing:
         self._polled_at: datetime | None = None
         self._nothing_to_come = False
         self._asking = False
+        self._elapsed_s = around.elapsed_s
+        self._batch_took_s = 0.0
 
     @property
     def warnings(self) -> dict[str, str]:
@@ -198,6 +202,8 @@ class Firing:
             if report.confirmed and self._pause_s:
                 # Not by our clock: a virtual one stands still while there is something to do.
                 await asyncio.sleep(self._pause_s)
+            if draining and self._pause_s:
+                await self._make_way(report.looked_at)
             if not draining:
                 await self._sleep_until(next_look_at, report.looked_at)
             elif not report.confirmed and not report.failed:
@@ -207,6 +213,13 @@ class Firing:
     def _before_callbacks(self, *, draining: bool) -> AbstractContextManager[None]:
         """Go before others, but not with a backlog: that is not a matter of milliseconds either."""
         return self._bus_first.taken() if self._goes_first and not draining else nullcontext()
+
+    async def _make_way(self, looked_at: datetime) -> None:
+        """Begin the next batch of a backlog only if it is over before the next timer is due."""
+        moments = (await self._store.next_due_at(looked_at), self._bus_first.expected_at)
+        seconds = min((self._seconds_until(moment) for moment in moments if moment is not None), default=None)
+        if seconds is not None and seconds < min(self._batch_took_s, MAX_WAY_S):
+            await self._clock.wait(seconds, self._stopping)
 
     def stop(self) -> None:
         """End after the batch in hand."""
@@ -257,7 +270,7 @@ class Firing:
 
     async def _fire_batch(self, limit: int, published: "asyncio.Future[FireReport]") -> None:
         """Publish one batch, say so, and mark it."""
-        started = time.perf_counter()
+        started, began_s = time.perf_counter(), self._elapsed_s()
         try:
             with self._unmarked.claim() as count:
                 async with publish_due_timers(
@@ -282,6 +295,8 @@ class Firing:
             return
         if report.marked < len(report.confirmed):
             self._wake.set()
+        if len(report.confirmed) == limit:
+            self._batch_took_s = self._elapsed_s() - began_s
         self._fired(report, time.perf_counter() - started)
         if not published.done():
             published.set_result(report)
@@ -300,6 +315,8 @@ class Firing:
         if self._precise_wakeup and next_look_at is not None:
             seconds = min(seconds, self._seconds_until(next_look_at))
         self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
+        if self._goes_first:
+            self._bus_first.expected_at = next_look_at
         await self._clock.wait(seconds, self._wake)
 
     def _next_poll(self, looked_at: datetime) -> datetime:

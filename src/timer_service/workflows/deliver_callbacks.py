@@ -22,6 +22,8 @@ from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryQueue, F
 
 MAX_FOUND: Final = 250
 """What a look takes in at once; if there is more, the next one goes on. Meanwhile others may begin."""
+MAX_FOUND_AGAIN: Final = 50
+"""What is looked at again at once: nearly all of it is known already."""
 
 
 @value(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class WaitingList:
         self.lanes = lanes
         self._place: Place | None = None
         self._seen_all = False
+        self._seen_again: Place | None = None
+        """Up to where everything was looked at again, while that goes on."""
         self._fresh: list[Event] = []
         """Whose deliveries were just opened: they need not be looked for among all that waits."""
         self.next_attempt_at: datetime | None = None
@@ -90,6 +94,15 @@ class WaitingList:
         self._seen_all = len(page.found) < MAX_FOUND
         if self._seen_all:
             self.next_attempt_at = page.next_attempt_at
+
+    async def look_at_known(self, now: datetime, now_s: float) -> bool:
+        """Take in what was missed in one page of all that waits; return whether that was the last one."""
+        page = await self._store.due(now, MAX_FOUND_AGAIN, after=self._seen_again)
+        for each in page.found:
+            self.lanes.offer(each.key, each.lane, now_s)
+        is_last = len(page.found) < MAX_FOUND_AGAIN
+        self._seen_again = None if is_last else page.found[-1].place
+        return is_last
 
     async def _take_in_fresh(self, now: datetime, now_s: float) -> None:
         if taken := self._fresh[:MAX_FOUND]:

@@ -67,18 +67,21 @@ class Ahead:
             self._before = before
             self._rows = {key: known for key, known in self._rows.items() if known[0] < before}
 
-    def take(self, now: datetime, limit: int, claimed: Collection[TimerKey]) -> list[Row]:
-        """Return all that is due, oldest first, and forget it; nothing if the file has to be asked."""
+    def take(self, now: datetime, limit: int, claimed: Collection[TimerKey]) -> list[Row] | None:
+        """Return all that has come due, oldest first, and forget it; None if the file has to be asked."""
         if not self._is_fresh(now) or now >= self._before:
-            return []
+            return None
         due = [row for _, row in takewhile(lambda known: known[0] <= now, self._rows.values())]
         if len(due) > limit or any(row[:2] in claimed for row in due):
-            return []
-        for row in due:
-            del self._rows[row[:2]]
-        if due:
-            self._after = now
+            return None
+        self.drop(due)
+        self._after = now
         return due
+
+    def drop(self, found: Iterable[Row]) -> None:
+        """Forget timers that a look has found."""
+        for row in found:
+            self._rows.pop(row[:2], None)
 
     def next_due_at(self, after: datetime) -> tuple[bool, datetime | None]:
         """Return whether it is known what comes next after a look, and when it is due."""

@@ -89,6 +89,8 @@ class Looks:
         self._backlog = False
         self._places = Places()
         self._ahead: Ahead | None = None
+        self._goes_on = True
+        """Whether the last look went on with a backlog."""
 
     def saved(self, timers: Collection[Timer]) -> None:
         """Look for what is due among timers that were saved."""
@@ -113,13 +115,14 @@ class Looks:
         if held_back.timers or not self._backlog:
             self._places.forget_all()
         now_ms = epoch_ms(now)
-        at_ease = held_back == NOTHING_HELD_BACK and not self._backlog
-        if at_ease and self._ahead is not None:
-            found = self._ahead.take(now, limit, claimed)
-            if found:
-                self._tenants.found_all(now_ms)
-                return found, False
-        self._ahead = Ahead(now) if at_ease else None
+        punctual = self._take_punctual(now, limit, claimed, held_back)
+        if punctual and not self._backlog:
+            self._tenants.found_all(now_ms)
+            return punctual, False
+        # At least every other look goes on with a backlog: what comes due meanwhile may be much, too.
+        self._goes_on = not punctual or not self._goes_on
+        if not self._goes_on:
+            return punctual, True
         # By age, the timers of a tenant that is held back would have to be passed one by one.
         if not held_back.tenants and not self._backlog:
             passed = _keys((*claimed, *held_back.timers))
@@ -128,10 +131,26 @@ class Looks:
             if len(found) <= limit:
                 self._tenants.found_all(now_ms)
                 return found, False
-            self._ahead = None
             self._tenants.add(row[0] for row in found)
-        found, self._backlog = await self._take_turns(now_ms, limit, claimed, held_back)
-        return found, self._backlog
+        in_hand = (*claimed, *(row[:2] for row in punctual))
+        found, self._backlog = await self._take_turns(now_ms, limit - len(punctual), in_hand, held_back)
+        if self._ahead is not None:
+            self._ahead.drop(found)
+        return punctual + found, self._backlog
+
+    def _take_punctual(
+        self, now: datetime, limit: int, claimed: Collection[TimerKey], held_back: HeldBack
+    ) -> list[Row]:
+        """Return what has come due of what was read ahead; under backlog it is read ahead as well."""
+        if held_back != NOTHING_HELD_BACK:
+            self._ahead = None
+            return []
+        found = None if self._ahead is None else self._ahead.take(now, limit, claimed)
+        if found is None or not (found or self._backlog):
+            self._ahead = Ahead(now)
+        elif self._backlog:
+            self._places.forget(row[0] for row in found)
+        return found or []
 
     async def next_due_at(self, after: datetime) -> datetime | None:
         """Return the earliest due time later than a moment, and read ahead what is due from there on."""
