@@ -74,14 +74,10 @@ class Ahead:
         due = [row for _, row in takewhile(lambda known: known[0] <= now, self._rows.values())]
         if len(due) > limit or any(row[:2] in claimed for row in due):
             return None
-        self.drop(due)
+        for row in due:
+            del self._rows[row[:2]]
         self._after = now
         return due
-
-    def drop(self, found: Iterable[Row]) -> None:
-        """Forget timers that a look has found."""
-        for row in found:
-            self._rows.pop(row[:2], None)
 
     def next_due_at(self, after: datetime) -> tuple[bool, datetime | None]:
         """Return whether it is known what comes next after a look, and when it is due."""

@@ -134,8 +134,6 @@ class Looks:
             self._tenants.add(row[0] for row in found)
         in_hand = (*claimed, *(row[:2] for row in punctual))
         found, self._backlog = await self._take_turns(now_ms, limit - len(punctual), in_hand, held_back)
-        if self._ahead is not None:
-            self._ahead.drop(found)
         return punctual + found, self._backlog
 
     def _take_punctual(
