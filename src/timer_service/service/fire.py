@@ -26,6 +26,7 @@ LOOK_AGAIN_S: Final = 0.02
 """The pause before another look if timers are due and none of them could be claimed."""
 HAND_OVER_PAUSE_S: Final = 0.003
 """After callbacks were handed over, where one writer serves all: those due meanwhile share the next look."""
+CLOCK_STEP_S: Final = 0.001
 MIN_UNMARKED: Final = 2
 """However small a batch is, one timer can be published while another is marked."""
 
@@ -300,7 +301,12 @@ class Firing:
         if self._precise_wakeup and next_look_at is not None:
             seconds = min(seconds, self._seconds_until(next_look_at))
         self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
-        await self._clock.wait(seconds, self._wake)
+        with self._expected(seconds):
+            await self._clock.wait(seconds, self._wake)
+
+    def _expected(self, seconds: float) -> AbstractContextManager[None]:
+        """Say when the bus looks again, by a clock that counts whole milliseconds: it may be one earlier."""
+        return self._right_of_way.expected(seconds - CLOCK_STEP_S) if self._goes_first else nullcontext()
 
     def _next_poll(self, looked_at: datetime) -> datetime:
         """Return when the poll interval is over: looks in between do not put off the poll."""
