@@ -19,7 +19,7 @@ from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_insight import Place, TimerFilter, TimerInsight
 from timer_service.ports.timer_store import Decided
 from timer_service.timers import NEWEST, Timers
-from timer_service.waiting import Backoff, Over, RightOfWay, unless
+from timer_service.waiting import GIVE_WAY_S, Backoff, Over, RightOfWay, in_turns, unless
 
 MAX_TIMERS: Final = 10_000
 """Of one job."""
@@ -28,17 +28,17 @@ MAX_REMEMBERED: Final = 50
 """Jobs that are over and whose figures are still at hand."""
 BATCH: Final = 25
 """Timers in one transaction: a firing that waits behind it waits for a millisecond or two."""
+SMALL_BATCH: Final = 10
+"""The same while timers fire: no step of it takes longer than half a millisecond."""
 PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.25
-SHARE: Final = 4
+SHARE: Final = 2
 """A job pauses this many times as long as its last batch took: the store belongs to the firing."""
 TRIES: Final = 5
 """For a timer that is just being fired, with TRY_AGAIN_S between them."""
 TRY_AGAIN_S: Final = 0.5
 READ: Final = 100
 """Timers that are read together."""
-PATIENCE_S: Final = 0.1
-"""How long a batch waits for timers that are just being fired; they go first."""
 GRACE_S: Final = 0.5
 """How long a service that stops waits for the batches under way."""
 
@@ -245,7 +245,9 @@ class BulkDesk:
     async def _run(self, job: Job, timers: Sequence[Timer], notes: Notes) -> None:
         ending, failure = Ending.INTERRUPTED, None
         try:
-            await self._go_through(job, timers, notes)
+            # One of many: a step of a job and one of a visit are not taken in the same round.
+            steps = self._go_through(job, timers, notes)
+            await in_turns(steps, self._right_of_way, GIVE_WAY_S, one_of_many=True)
             ending = Ending.FINISHED
         except Over:
             ending = Ending.INTERRUPTED if self._is_closing else Ending.STOPPED
@@ -260,10 +262,13 @@ class BulkDesk:
     async def _go_through(self, job: Job, timers: Sequence[Timer], notes: Notes) -> None:
         for attempt in range(1, TRIES + 1):
             left: list[Timer] = []
-            for start in range(0, len(timers), BATCH):
+            start = 0
+            while start < len(timers):
                 async with self._turn:
-                    batch = timers[start : start + BATCH]
+                    end = start + (BATCH if self._right_of_way.is_quiet else SMALL_BATCH)
+                    batch = timers[start:end]
                     left += await self._one_batch(job, batch, notes, is_last_try=attempt == TRIES)
+                start = end
             if not left:
                 return
             timers = left
@@ -276,7 +281,6 @@ class BulkDesk:
         """Carry out one batch and note it; return the timers that are just being fired."""
         if job.stop.is_set():
             raise Over
-        patience_s = await self._right_of_way.given(PATIENCE_S)
         began_s = self._elapsed_s()
         results = await self._until_it_works(job, lambda: self._carry_out(job.wish, batch))
         again = frozenset[str]() if is_last_try else _UNSETTLED.keys()
@@ -288,7 +292,6 @@ class BulkDesk:
         ]
         # Noted before it counts: what is shown as done can be looked up.
         if did:
-            await self._right_of_way.given(patience_s)
             await self._until_it_works(job, lambda: notes.keep(job, did))
             job.outcomes.update(each.outcome for each in did)
         pause_s = min(max(PAUSE_S, SHARE * (self._elapsed_s() - began_s)), MAX_PAUSE_S)

@@ -7,7 +7,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from timer_service.domain.errors import CriticalError
@@ -15,6 +14,10 @@ from timer_service.domain.errors import CriticalError
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 """Between two tries of a store that fails."""
+GIVE_WAY_S: Final = 0.005
+"""For so long after something urgent began, what can wait lets it end; beside what never ends it goes on."""
+STEP_S: Final = 0.0005
+"""So long before something becomes urgent nothing more begins: what can wait takes steps that are as long."""
 QUIET_S: Final = 0.1
 """After this long without anything urgent, what can wait goes on as it comes."""
 CANCEL_AGAIN_S: Final = 2.0
@@ -34,14 +37,13 @@ class RightOfWay:
         self._quiet_s = quiet_s
         self._urgent = 0
         self._urgent_from_s = self._urgent_until_s = float("-inf")
+        self._expected_s = float("inf")
         self._waiting = deque[tuple[float, asyncio.Future[None]]]()
         """With the patience that each has."""
         self._ended = asyncio.Event()
         self._ended.set()
         self._next: asyncio.Handle | None = None
         """Who waits goes on then; also there after somebody has gone on in this round."""
-        self.expected_at: datetime | None = None
-        """When something is urgent next, as far as is known."""
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -61,10 +63,29 @@ class RightOfWay:
                 # At once: by the time that the loop comes round, something may be urgent again.
                 self._go_on()
 
+    @contextmanager
+    def expected(self, after_s: float) -> Iterator[None]:
+        """Let nobody in line go on when something is about to become urgent, until the block ends."""
+        self._expected_s = asyncio.get_running_loop().time() + after_s
+        try:
+            yield
+        finally:
+            self._expected_s = float("inf")
+
+    @property
+    def expected_in_s(self) -> float:
+        """When something becomes urgent, as far as is known; infinite if nothing is."""
+        return max(0.0, self._expected_s - asyncio.get_running_loop().time())
+
     @property
     def is_urgent(self) -> bool:
         """Whether somebody goes first."""
         return self._urgent > 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has been urgent for a while."""
+        return not self._urgent and asyncio.get_running_loop().time() - self._urgent_until_s > self._quiet_s
 
     async def ended(self, patience_s: float) -> None:
         """Let what is urgent end; who waits here goes on with the others that do, so they must be few."""
@@ -78,31 +99,26 @@ class RightOfWay:
         if self._urgent or self._waiting:
             return False
         loop = asyncio.get_running_loop()
-        if loop.time() - self._urgent_until_s > self._quiet_s:
+        if loop.time() > self._expected_s - STEP_S:
+            return False
+        if self.is_quiet:
             return True
         if self._next is not None:
             return False
         self._next = loop.call_soon(self._go_on)
         return True
 
-    async def given(self, patience_s: float) -> float:
-        """Let everything else have a turn, and what is urgent end; return how much patience is left."""
-        await asyncio.sleep(0)
-        return await self.in_line(patience_s)
-
-    async def in_line(self, patience_s: float) -> float:
-        """Wait behind those who wait, and for what is urgent; return how much patience is left."""
+    async def in_line(self, patience_s: float) -> None:
+        """Wait behind those who wait, and for what is urgent."""
         loop = asyncio.get_running_loop()
-        turn, began_s = loop.create_future(), loop.time()
+        turn = loop.create_future()
         self._waiting.append((patience_s, turn))
         if self._next is None:
             self._next = loop.call_soon(self._go_on)
         await turn
-        was_urgent = self._urgent or self._urgent_until_s >= began_s
-        return patience_s - (loop.time() - began_s) if was_urgent else patience_s
 
     def _go_on(self) -> None:
-        """Let the first in line go on, unless something is urgent and has not been for too long."""
+        """Let the first in line go on, unless something is urgent, or about to be, and not for too long."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -111,9 +127,10 @@ class RightOfWay:
         if not self._waiting:
             return
         patience_s, turn = self._waiting[0]
-        loop, until_s = turn.get_loop(), self._urgent_from_s + patience_s
-        if self._urgent and loop.time() < until_s:
-            self._next = loop.call_at(until_s, self._go_on)
+        loop = turn.get_loop()
+        now_s, from_s = loop.time(), self._urgent_from_s if self._urgent else self._expected_s
+        if from_s - STEP_S < now_s < from_s + patience_s:
+            self._next = loop.call_at(from_s + patience_s, self._go_on)
             return
         self._waiting.popleft()
         turn.set_result(None)

@@ -44,9 +44,8 @@ class Notebook(MemoryAudit):
 class Courtesy(RightOfWay):
     """A right of way that everybody waits for, however slow the machine is."""
 
-    async def given(self, patience_s: float) -> float:
-        await super().given(PATIENCE_S)
-        return patience_s
+    async def in_line(self, patience_s: float) -> None:
+        await super().in_line(max(patience_s, PATIENCE_S))
 
 
 @dataclass

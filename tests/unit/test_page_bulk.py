@@ -9,13 +9,13 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from tests.support.pages import ALL, Courtesy, Pages
+from tests.support.pages import ALL, Courtesy, Notebook, Pages
 from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
 from timer_client.wire import format_time
 from timer_service.adapters.http.pages.screens.bulk import MAX_BY_OPERATOR
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
-from timer_service.bulk import BATCH, MAX_TIMERS
+from timer_service.bulk import BATCH, MAX_TIMERS, SMALL_BATCH
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.timer import TimerState
 from timer_service.ports.audit import Action
@@ -288,3 +288,29 @@ async def test_a_batch_waits_for_what_is_being_fired(pages: Pages) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await job.over.wait()
     assert (pending, job.done) == (MANY, MANY)
+
+
+class Counted(Notebook):
+    """A table of actions that knows how many came together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together: list[int] = []
+
+    async def record(self, *actions: Action) -> int:
+        self.together.append(len(actions))
+        return await super().record(*actions)
+
+
+@pytest.mark.parametrize(("quiet_s", "size"), [(0.0, BATCH), (PATIENCE_S, SMALL_BATCH)])
+async def test_batches_are_small_while_timers_fire(quiet_s: float, size: int) -> None:
+    notes, way = Counted(), Courtesy(quiet_s)
+    pages = await Pages(right_of_way=way, audit=notes).open()
+    await pages.have(*(schedule(f"n-{n:03}", 60 + n) for n in range(2 * BATCH)))
+    with way.taken():
+        pass
+
+    async with pages.bulk.running():
+        await started(pages, agreed(await previewed(pages)))
+
+    assert notes.together == [1, *[size] * (2 * BATCH // size), 1]

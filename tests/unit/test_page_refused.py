@@ -35,7 +35,6 @@ from timer_service.domain.errors import RightMissing
 from timer_service.domain.messages import TenantId
 from timer_service.ports.letter_box import Letter
 from timer_service.testing.audit import MemoryAudit
-from timer_service.waiting import RightOfWay
 
 SUBJECT = "timer.commands.acme.ScheduleTimer"
 ZONELESS = "payload.dueAt: must be an ISO 8601 date and time with an offset or Z (got '2026-07-01T09:00:00')"
@@ -206,7 +205,7 @@ async def rendered(screen: Screen, look: Look | None = None) -> str:
         "now": at(0),
         "running_version": "1",
     }
-    return (await Renderer(Assets(), RightOfWay()).html(screen.template, screen.model, chrome)).decode()
+    return (await Renderer(Assets()).html(screen.template, screen.model, chrome)).decode()
 
 
 async def test_failed_callbacks_are_shown_however_many_tenants_there_are() -> None:

@@ -7,13 +7,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.support.explanations import MemoryLetterBox
-from tests.support.pages import ALL, Pages
+from tests.support.pages import ALL, Notebook, Pages
 from tests.support.timers import ACME, call, schedule
 from tests.unit.test_page_refused import letter, message
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
 from timer_service.domain.messages import ServiceCallId, TenantId
+from timer_service.ports.audit import Action
 from timer_service.ports.letter_box import Letter, LettersFound
-from timer_service.waiting import RightOfWay
 
 GROUP = "tenant=acme&reason=invalid&field=payload.dueAt"
 FORM = {"tenant": "acme", "reason": "invalid", "field": "payload.dueAt", "fix": "utc", "count": "3"}
@@ -126,37 +126,33 @@ async def test_a_visit_does_not_wait_for_letters_that_take_long() -> None:
     assert "letters=all" in shown.body.decode()
 
 
-class Gate(RightOfWay):
-    """A right of way that lets nobody pass until the test says so, and counts who asks."""
+class HeldUp(Notebook):
+    """Keeps nothing until the test says so, and knows whether somebody waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.open = asyncio.Event()
-        self.asked = 0
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
 
-    async def given(self, patience_s: float) -> float:
-        self.asked += 1
-        await self.open.wait()
-        return patience_s
+    async def record(self, *actions: Action) -> int:
+        self.asked.set()
+        await self.goes_on.wait()
+        return await super().record(*actions)
 
 
-async def test_groups_are_sent_one_after_the_other_and_each_letter_gives_way_to_what_is_due() -> None:
-    gate, letters = Gate(), MemoryLetterBox(letter(1), letter(2), letter(3))
-    pages = await Pages(letters=letters, right_of_way=gate).open()
+async def test_groups_are_sent_one_after_the_other() -> None:
+    notes, letters = HeldUp(), MemoryLetterBox(letter(1), letter(2), letter(3))
+    pages = await Pages(letters=letters, audit=notes).open()
 
     first = asyncio.ensure_future(pages.post("refused-replay", FORM | WHY))
-    while not gate.asked:
-        await asyncio.sleep(0)
-    second = asyncio.ensure_future(pages.post("refused-replay?format=json", FORM | WHY))
-    reply = await second
+    await notes.asked.wait()
+    reply = await pages.post("refused-replay?format=json", FORM | WHY)
     sent_meanwhile = len(pages.site.store.timers)
-    gate.open.set()
+    notes.goes_on.set()
     done = await first
     third = await pages.post("refused-replay", FORM | WHY)
 
     assert (reply.status, sent_meanwhile) == (409, 0)
     assert (done.status, third.status) == (303, 303)
-    assert gate.asked == 2 * 3
 
 
 async def test_letters_stay_whatever_becomes_of_their_group() -> None:

@@ -141,28 +141,20 @@ async def test_what_can_wait_lets_all_that_is_urgent_end() -> None:
 
     with way.taken():
         with way.taken():
-            waiting = asyncio.ensure_future(way.given(PATIENCE_S))
+            waiting = asyncio.ensure_future(way.in_line(PATIENCE_S))
             await _turns()
         await _turns()
         was_waiting = not waiting.done()
 
     assert was_waiting
-    assert 0 < await waiting < PATIENCE_S
-
-
-async def test_where_nothing_is_urgent_no_patience_is_needed() -> None:
-    way = RightOfWay()
-    with way.taken():
-        pass
-
-    assert await way.given(PATIENCE_S) == PATIENCE_S
+    await waiting
 
 
 async def test_after_each_urgent_thing_one_goes_on_however_soon_the_next_one_follows() -> None:
     way = RightOfWay()
 
     with way.taken():
-        waiting = [asyncio.ensure_future(way.given(PATIENCE_S)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(way.in_line(PATIENCE_S)) for _ in range(3)]
         await _turns()
     for expected in (1, 2, 3):
         with way.taken():
@@ -173,7 +165,7 @@ async def test_after_each_urgent_thing_one_goes_on_however_soon_the_next_one_fol
 async def test_of_those_who_wait_one_goes_on_in_each_round_of_the_loop() -> None:
     way = RightOfWay()
     with way.taken():
-        waiting = [asyncio.ensure_future(way.given(PATIENCE_S)) for _ in range(4)]
+        waiting = [asyncio.ensure_future(way.in_line(PATIENCE_S)) for _ in range(4)]
         await _turns()
 
     done = [0]
@@ -184,14 +176,46 @@ async def test_of_those_who_wait_one_goes_on_in_each_round_of_the_loop() -> None
     assert max(after - before for before, after in itertools.pairwise(done)) == 1
 
 
+async def test_shortly_before_something_becomes_urgent_nobody_in_line_goes_on() -> None:
+    way = RightOfWay()
+
+    with way.expected(0):
+        waiting = [asyncio.ensure_future(way.in_line(PATIENCE_S)) for _ in range(2)]
+        await _turns()
+        was_free = way.is_free()
+        were_done = [each.done() for each in waiting]
+    with way.taken():
+        await _turns()
+        were_done += [each.done() for each in waiting]
+
+    assert not was_free
+    assert were_done == [False] * 4
+    await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
+
+
+async def test_long_before_something_becomes_urgent_all_goes_on() -> None:
+    way = RightOfWay()
+
+    with way.expected(PATIENCE_S):
+        assert way.is_free()
+        await asyncio.wait_for(way.in_line(PATIENCE_S), PATIENCE_S)
+
+
+async def test_what_is_expected_and_does_not_come_is_not_waited_for_long() -> None:
+    way = RightOfWay()
+
+    with way.expected(0):
+        await asyncio.wait_for(way.in_line(0.001), PATIENCE_S)
+
+
 async def test_patience_has_an_end() -> None:
     way = RightOfWay()
 
     with way.taken():
-        left_s = await way.given(0.001)
-        # Nothing is left, and nothing more is waited for.
-        assert left_s <= 0
-        assert await way.given(left_s) <= left_s
+        # From the moment at which it became urgent: whoever comes later has waited enough, too.
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                await way.in_line(0.001)
 
 
 async def test_where_nothing_has_been_urgent_for_a_while_steps_need_no_turn() -> None:

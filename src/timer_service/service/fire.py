@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
@@ -28,6 +28,9 @@ HAND_OVER_PAUSE_S: Final = 0.003
 """After callbacks were handed over, where one writer serves all: those due meanwhile share the next look."""
 MAX_WAY_S: Final = 0.05
 """A batch of a backlog waits no longer than this for a timer that is due next."""
+CLOCK_STEP_S: Final = 0.001
+ROOM_S: Final = 0.005
+"""If looks are no further apart than this, callbacks use all the time in between."""
 MIN_UNMARKED: Final = 2
 """However small a batch is, one timer can be published while another is marked."""
 
@@ -216,9 +219,11 @@ class Firing:
 
     async def _make_way(self, looked_at: datetime) -> None:
         """Begin the next batch of a backlog only if it is over before the next timer is due."""
-        moments = (await self._store.next_due_at(looked_at), self._bus_first.expected_at)
-        seconds = min((self._seconds_until(moment) for moment in moments if moment is not None), default=None)
-        if seconds is not None and seconds < min(self._batch_took_s, MAX_WAY_S):
+        next_due_at = await self._store.next_due_at(looked_at)
+        seconds = self._bus_first.expected_in_s
+        if next_due_at is not None:
+            seconds = min(seconds, self._seconds_until(next_due_at))
+        if seconds < min(self._batch_took_s, MAX_WAY_S):
             await self._clock.wait(seconds, self._stopping)
 
     def stop(self) -> None:
@@ -315,9 +320,18 @@ class Firing:
         if self._precise_wakeup and next_look_at is not None:
             seconds = min(seconds, self._seconds_until(next_look_at))
         self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
-        if self._goes_first:
-            self._bus_first.expected_at = next_look_at
-        await self._clock.wait(seconds, self._wake)
+        with self._expected(seconds):
+            await self._clock.wait(seconds, self._wake)
+
+    @contextmanager
+    def _expected(self, seconds: float) -> Iterator[None]:
+        """Say when the bus looks again, by a clock that counts whole milliseconds: it may be one earlier."""
+        with ExitStack() as stack:
+            if self._goes_first:
+                stack.enter_context(self._right_of_way.expected(seconds - CLOCK_STEP_S))
+            if self._goes_first and seconds > ROOM_S:
+                stack.enter_context(self._bus_first.expected(seconds - CLOCK_STEP_S))
+            yield
 
     def _next_poll(self, looked_at: datetime) -> datetime:
         """Return when the poll interval is over: looks in between do not put off the poll."""

@@ -13,7 +13,7 @@ from timer_service.ports.command_source import CommandSource
 from timer_service.ports.delivery_store import DeliveryQueue
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
-from timer_service.waiting import RightOfWay, TasksInTurns
+from timer_service.waiting import GIVE_WAY_S, RightOfWay, TasksInTurns
 from timer_service.workflows.open_questions import OpenQuestions
 
 
@@ -37,7 +37,7 @@ class Surroundings:
     """Taken by what fires; whatever can wait asks for it."""
     before_callbacks: RightOfWay = field(default_factory=RightOfWay)
     """Taken by timers on the bus, where milliseconds count; every step of a callback gives way."""
-    gives_way_s: float = 0.005
+    gives_way_s: float = GIVE_WAY_S
     """For this long after the bus began to look: beside one that is always busy callbacks go on."""
 
     def in_turns(self, tasks: asyncio.TaskGroup) -> TasksInTurns:

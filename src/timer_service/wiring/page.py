@@ -77,7 +77,7 @@ class PageParts:
     elapsed_s: Callable[[], float]
     chance: Callable[[], float]
     right_of_way: RightOfWay = field(default_factory=RightOfWay)
-    """Asked before each piece of work: timers that are due go first."""
+    """Every step of a visit or of a job waits for it: timers that are due go first."""
     is_dev: bool = False
     travel: TimeTravel | None = None
     """What moves the clock, if somebody may."""
@@ -135,7 +135,7 @@ def build_page(
         jobs=JobScreens(bulk, live, parts.opened.audit, past, auditor),
         load=LoadScreen(due, insight, parts.recent, parts.lateness_history),
         refused=RefusedScreens(letters, parts.deliveries, insight, auditor),
-        replay=ReplayScreens(letters, insight, auditor, parts.right_of_way),
+        replay=ReplayScreens(letters, insight, auditor),
     )
     is_virtual = parts.travel is not None
     looks = Looks(settings.page_title, settings.page_colour, parts.timers.instance, is_virtual)

@@ -9,6 +9,7 @@ from typing import Final
 from timer_service.adapters import action_rows
 from timer_service.adapters.rows import text
 from timer_service.adapters.sqlite.side_file import SideFile
+from timer_service.adapters.sqlite.statements import json_text
 from timer_service.domain.messages import TenantId
 from timer_service.ports.audit import KEPT_FOR, Action
 
@@ -30,7 +31,12 @@ _ADD_JOB: Final = "ALTER TABLE page_actions ADD COLUMN job INTEGER"
 _BY_JOB: Final = "CREATE INDEX page_actions_by_job ON page_actions (job, number)"
 _ADD_AFTER: Final = "ALTER TABLE page_actions ADD COLUMN after TEXT NOT NULL DEFAULT ''"
 _BY_TIME: Final = "CREATE INDEX page_actions_by_time ON page_actions (at)"
-_RECORD: Final = f"INSERT INTO page_actions ({action_rows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constants
+# Many rows in one statement: the thread needs the interpreter, which fires timers, once and not for each.
+_RECORD: Final = f"""
+INSERT INTO page_actions ({action_rows.COLUMNS})
+SELECT {", ".join(f"value ->> {column}" for column in range(len(action_rows.COLUMNS.split(","))))}
+FROM json_each(?)
+"""  # noqa: S608 - constants
 _FORGET: Final = "DELETE FROM page_actions WHERE at < ?"
 _PAGE: Final = f"""
 SELECT {action_rows.COLUMNS}, number FROM page_actions
@@ -55,9 +61,9 @@ class SqliteAudit:
 
     async def record(self, *actions: Action) -> int:
         """Keep actions, and forget what is too old."""
-        last = await self._file.add(_RECORD, [action_rows.row(action) for action in actions])
-        await self.forget(actions[-1].at - KEPT_FOR)
-        return last
+        kept = json_text([action_rows.row(action) for action in actions])
+        too_old = text(actions[-1].at - KEPT_FOR)
+        return await self._file.add((_RECORD, (kept,)), (_FORGET, (too_old,)))
 
     async def forget(self, before: datetime) -> int:
         """Delete by time."""

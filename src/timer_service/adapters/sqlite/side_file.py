@@ -17,6 +17,9 @@ BUSY_TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
 
+Statement = tuple[str, Sequence[Any]]
+"""With its parameters."""
+
 
 class SideFile:
     """Each use opens the file, which may not exist yet; nobody but us may read it."""
@@ -51,9 +54,16 @@ class SideFile:
         """
         return await self._changed(lambda file: sum(file.execute(sql, row).rowcount for row in rows), wait_s)
 
-    async def add(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Do the same, and return the number that the last row was given."""
-        return await self._changed(lambda file: [file.execute(sql, row).lastrowid or 0 for row in rows][-1])
+    async def add(self, adding: Statement, *others: Statement) -> int:
+        """Run statements in one transaction; return the number that the last row of the first was given."""
+
+        def change(file: sqlite3.Connection) -> int:
+            number = file.execute(*adding).lastrowid or 0
+            for other in others:
+                file.execute(*other)
+            return number
+
+        return await self._changed(change)
 
     async def _changed(
         self, change: Callable[[sqlite3.Connection], int], wait_s: float = BUSY_TIMEOUT_S

@@ -29,7 +29,7 @@ from timer_service.adapters.http.pages.visit import (
     Visit,
     address,
 )
-from timer_service.waiting import RightOfWay, first_done, owned
+from timer_service.waiting import GIVE_WAY_S, RightOfWay, first_done, in_turns, owned
 
 BASE: Final = "/ui/"
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -86,7 +86,8 @@ class PageApp:
         self._looks = looks
         self._refused = refused
         self._assets = Assets()
-        self._renderer = Renderer(self._assets, right_of_way)
+        self._renderer = Renderer(self._assets)
+        self._right_of_way = right_of_way
         self._common = headers_with(self._renderer.style)
 
     def load(self) -> None:
@@ -94,9 +95,12 @@ class PageApp:
         self._renderer.load()
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            return
+        """Answer one request; every step of it lets what is due go first."""
+        if scope["type"] == "http":
+            serving = self._serve(scope, receive, send)
+            await in_turns(serving, self._right_of_way, GIVE_WAY_S, one_of_many=True)
+
+    async def _serve(self, scope: Scope_, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         # Known before anything can go wrong: what is refused is JSON, too, for who asks for that.
         form = {"format": "json"} if b"format=json" in scope["query_string"].split(b"&") else {}
@@ -218,6 +222,7 @@ class PageApp:
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
 
     async def _respond(self, send: Send, answer: _Answer, *, with_body: bool) -> None:
+        await asyncio.sleep(0)  # What is due goes first: the answer has just been written.
         headers = {"content-length": str(len(answer.body)), **answer.headers}
         start = {"type": "http.response.start", "status": answer.status}
         await send(start | {"headers": self._raw(headers, answer.cookies)})

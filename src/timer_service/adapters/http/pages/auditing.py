@@ -109,8 +109,7 @@ class JobNotes:
 
     def _noted_of(self, job: Job, did: Did) -> Action:
         tenant, subject = did.before.key
-        noted = self._noted(self.action, did.outcome, tenant, subject, did.before, job.number)
-        return replace(noted, after=_left(did.before, did.after))
+        return self._noted(self.action, did.outcome, tenant, subject, did.before, job.number, did.after)
 
     def _noted(
         self,
@@ -120,8 +119,11 @@ class JobNotes:
         subject: str,
         before: Timer | None,
         job: int | None = None,
+        after: Timer | None = None,
     ) -> Action:
-        return _action(self.now(), self.user, action, outcome, tenant, subject, before, self.reason, job)
+        return _action(
+            self.now(), self.user, action, outcome, tenant, subject, before, self.reason, job, after
+        )
 
 
 def _action(

@@ -10,7 +10,7 @@ from typing import Final
 from timer_service.adapters.http.pages.figures import Figures, FiguresDesk, Tenants
 from timer_service.adapters.http.pages.visit import PageError, Stream
 from timer_service.domain.errors import TransientError
-from timer_service.waiting import RightOfWay, owned
+from timer_service.waiting import GIVE_WAY_S, RightOfWay, in_turns, owned
 
 TICK_S: Final = 1.0
 SAMPLE_S: Final = 60.0
@@ -18,8 +18,6 @@ KEPT_SAMPLES: Final = 60
 MAX_STREAMS: Final = 50
 QUIET_TICKS: Final = 15
 """So many ticks without news before a comment is sent: proxies close what is silent."""
-PATIENCE_S: Final = 0.1
-"""How long all streams together wait for what is due, at each tick."""
 MIN_RETRY_MS: Final = 1_000
 MAX_RETRY_MS: Final = 5_000
 
@@ -91,15 +89,17 @@ class Live:
                 del self._measures[name]
 
     async def _broadcast(self) -> None:
+        """Tick, one stream after the other: what is due does not wait until all of them are written to."""
+        await in_turns(self._tick(), self._right_of_way, GIVE_WAY_S, one_of_many=True)
+
+    async def _tick(self) -> None:
         while True:
             if not self._watching:
                 self._wanted.clear()
                 await self._wanted.wait()
             self._frames = {name: await measure() for name, measure in list(self._measures.items())}
-            patience_s = PATIENCE_S
             for ticked in list(self._watching):
-                # One after the other: what is due does not wait until all of them are written to.
-                patience_s = await self._right_of_way.given(patience_s)
+                await asyncio.sleep(0)
                 ticked.set()
             await asyncio.sleep(TICK_S)
 

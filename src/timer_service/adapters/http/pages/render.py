@@ -1,5 +1,6 @@
 """Models into HTML or JSON: everything that came from others is text, and looks like it."""
 
+import asyncio
 import json
 import re
 import time
@@ -18,13 +19,10 @@ from timer_service.adapters.http.pages.assets import Assets
 from timer_service.adapters.http.pages.visit import Look, address
 from timer_service.domain.spoken import whole_span_text
 from timer_service.printable import printable
-from timer_service.waiting import RightOfWay
 
 MAX_SHOWN_CHARS: Final = 8_192
 SLICE_S: Final = 0.0004
 """How long a page is written in one go; then whatever is due goes first."""
-PATIENCE_S: Final = 0.1
-"""How long a page waits for that, all in all."""
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _WORD: Final = re.compile(r"_([a-z])")
 _NOTED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -34,8 +32,7 @@ _NOTED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 class Renderer:
     """Knows the templates and how values are written."""
 
-    def __init__(self, assets: Assets, right_of_way: RightOfWay) -> None:
-        self._right_of_way = right_of_way
+    def __init__(self, assets: Assets) -> None:
         self._environment = Environment(
             loader=PackageLoader("timer_service.adapters.http.pages"),
             autoescape=True,
@@ -69,13 +66,13 @@ class Renderer:
         assert not chrome.keys() & model.keys(), "a screen must not change what every page has"
         pieces: list[str] = []
         # What there is to show has just been put together.
-        patience_s = await self._right_of_way.given(PATIENCE_S)
+        await asyncio.sleep(0)
         began = time.perf_counter()
         for piece in self._environment.get_template(template).generate({**chrome, **model}):
             pieces.append(piece)
             # By the clock, because pieces differ: one is a word, another a whole chart.
             if time.perf_counter() - began > SLICE_S:
-                patience_s = await self._right_of_way.given(patience_s)
+                await asyncio.sleep(0)
                 began = time.perf_counter()
         return "".join(pieces).encode()
 

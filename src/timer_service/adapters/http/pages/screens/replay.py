@@ -16,10 +16,7 @@ from timer_service.domain.messages import Command, TimerKey
 from timer_service.domain.timer import Timer
 from timer_service.ports.letter_box import Letter
 from timer_service.ports.timer_insight import TimerInsight
-from timer_service.waiting import RightOfWay
 
-PATIENCE_S: Final = 0.1
-"""How long a letter waits for what is due."""
 _GROUP: Final = ("tenant", "reason", "field")
 """What the letters of a group have in common."""
 
@@ -27,13 +24,10 @@ _GROUP: Final = ("tenant", "reason", "field")
 class ReplayScreens:
     """Looks, and sends."""
 
-    def __init__(
-        self, desk: LetterDesk, insight: TimerInsight, auditor: Auditor, right_of_way: RightOfWay
-    ) -> None:
+    def __init__(self, desk: LetterDesk, insight: TimerInsight, auditor: Auditor) -> None:
         self._desk = desk
         self._insight = insight
         self._auditor = auditor
-        self._right_of_way = right_of_way
         self._sending = asyncio.Lock()
 
     async def preview(self, visit: Visit) -> Screen:
@@ -96,8 +90,7 @@ class ReplayScreens:
         return command if visit.user.sees(command.tenant_id) else "it is for a tenant that is not yours"
 
     async def _replay_one(self, visit: Visit, letter: Letter, job: int) -> str:
-        """Carry out one letter of a group, once nothing is being fired, and note what came of it."""
-        await self._right_of_way.given(PATIENCE_S)
+        """Carry out one letter of a group, and note what came of it."""
         command = self._read(visit, letter, visit.field("fix"))
         if isinstance(command, str):
             return await self._not_replayed(visit, letter, job, "refused", command)
