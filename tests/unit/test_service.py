@@ -217,6 +217,22 @@ async def test_what_can_wait_waits_for_a_timer_that_is_published() -> None:
         await waiting[0]
 
 
+async def test_what_can_wait_waits_for_a_timer_that_is_about_to_be_due() -> None:
+    rig = Rig()
+    await rig.keep(schedule("first", 0.001))
+
+    async with rig.running(), asyncio.timeout(PATIENCE_S):
+        await rig.clock.until_waits(1)
+        waiting = asyncio.ensure_future(rig.service.right_of_way.in_line(PATIENCE_S))
+        await rig.clock.until_waits(1)
+        was_waiting = not waiting.done()
+        rig.clock.advance(0.001)
+        await waiting
+
+    assert was_waiting
+    assert rig.fired() == [["first"]]
+
+
 async def test_a_timer_accepted_while_others_are_published_is_not_missed() -> None:
     rig = Rig()
     await rig.keep(schedule("first", 0))
