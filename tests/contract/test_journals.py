@@ -470,6 +470,28 @@ async def test_a_wait_that_is_over_leaves_no_timer(shop: Shop) -> None:
     assert results == [{}, None]
 
 
+async def test_a_wait_that_is_told_while_its_run_is_in_hand_ends_no_sleep_after_it(shop: Shop) -> None:
+    flows = shop.flows()
+
+    async def tell() -> bool:
+        return await flows.signal("one", "approved")
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> timedelta:
+        await run.step("tell", tell)
+        await run.wait("approved", timeout=timedelta(hours=1))
+        return await run.sleep("night", NIGHT)
+
+    async with flows.worker():
+        await flows.start("order", id="one")
+        await shop.timers.settle()
+        timers = [(timer.service_call_id, timer.due_at) for timer in await shop.timers.all_scheduled()]
+        await shop.timers.advance(days=1)
+
+    assert timers == [("flow/shop/one/1/night", START + NIGHT)]
+    assert (await flows.get("one")).result == timedelta()
+
+
 async def test_suspension_cannot_be_taken_for_an_error(shop: Shop) -> None:
     flows = shop.flows()
 

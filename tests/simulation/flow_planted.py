@@ -70,7 +70,7 @@ PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
     ),
     "what a dead worker has recorded is not armed": (
         lambda: rewritten(Worker, "handle", ("if firing.deliveries > 1:", "if False:")),
-        "flows.arm(self.hold.id, new)",
+        "flows.arm(self.hold.id, saved.new)",
         Plan(),
     ),
 }

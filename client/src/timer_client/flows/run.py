@@ -42,8 +42,8 @@ class Turn:
     async def save(self, memos: list[Memo]) -> None:
         """Record memos, with the sleeps and waits that are new."""
         flows, new, self.new = self.worker.flows, self.new, []
-        await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
-        await self.guarded(flows.arm(self.hold.id, new))
+        saved = await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
+        await self.guarded(flows.arm(self.hold.id, saved.new))
         self.memos.update((memo.name, memo) for memo in (*memos, *new))
 
     def leave(self, trouble: Exception) -> NoReturn:
