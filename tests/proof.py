@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 PARTS = (
-    Part("simulate", size="SEEDS={n}", asked=25_000, asked_s=1_600),
+    Part("simulate", size="SEEDS={n}", asked=25_000, asked_s=1_750),
     Part("crashes", fixed_s=600),
     Part("flow-crashes", fixed_s=240),
     Part("torture", size="MINUTES={n} KILLS={n}0", asked=50, asked_s=3_100),

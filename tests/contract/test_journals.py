@@ -249,6 +249,42 @@ async def test_a_failure_that_was_caught_stays_one(shop: Shop) -> None:
     assert shop.done == ["declined"]
 
 
+async def test_a_failure_that_was_caught_before_branches_or_in_one_that_has_ended_stays_one(
+    shop: Shop,
+) -> None:
+    flows = shop.flows()
+
+    async def fail_at_first(name: str) -> str:
+        await shop.do(name)
+        if shop.done.count(name) == 1:
+            raise ZeroDivisionError
+        return "done"
+
+    async def attempt(run: Run, name: str) -> str:
+        try:
+            return await run.step(name, fail_at_first, name)
+        except StepFailed as failure:
+            return failure.kind
+
+    async def sleep(run: Run) -> str:
+        await run.sleep("night", NIGHT)
+        return "awake"
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> list[Any]:
+        return [
+            await attempt(run, "before"),
+            await run.gather(ends=partial(attempt, name="inside"), sleeps=sleep),
+            await attempt(run, "after"),
+            await run.gather(),
+        ]
+
+    failed = "ZeroDivisionError"
+    result = [failed, {"ends": failed, "sleeps": "awake"}, failed, {}]
+    assert await _run(shop, flows) == (RunState.COMPLETED, result, None)
+    assert shop.done == ["before", "inside", "after"]
+
+
 async def test_a_transaction_has_its_effect_with_its_record_or_not_at_all(shop: Shop) -> None:
     flows = shop.flows()
     tries = 0
@@ -468,6 +504,28 @@ async def test_a_wait_that_is_over_leaves_no_timer(shop: Shop) -> None:
 
     assert left == ["flow/shop/not-told/2/approved"]
     assert results == [{}, None]
+
+
+async def test_a_wait_that_is_told_while_its_run_is_in_hand_ends_no_sleep_after_it(shop: Shop) -> None:
+    flows = shop.flows()
+
+    async def tell() -> bool:
+        return await flows.signal("one", "approved")
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> timedelta:
+        await run.step("tell", tell)
+        await run.wait("approved", timeout=timedelta(hours=1))
+        return await run.sleep("night", NIGHT)
+
+    async with flows.worker():
+        await flows.start("order", id="one")
+        await shop.timers.settle()
+        timers = [(timer.service_call_id, timer.due_at) for timer in await shop.timers.all_scheduled()]
+        await shop.timers.advance(days=1)
+
+    assert timers == [("flow/shop/one/1/night", START + NIGHT)]
+    assert (await flows.get("one")).result == timedelta()
 
 
 async def test_suspension_cannot_be_taken_for_an_error(shop: Shop) -> None:

@@ -8,9 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any, TextIO
+from functools import partial
+from typing import Any, TextIO, TypeVar
 
 from tests.simulation.awaits import Place, all_places
+from tests.simulation.clock_seeds import ClockTally, run_clock_seed
 from tests.simulation.crashes import (
     STORIES,
     CrashReport,
@@ -20,6 +22,7 @@ from tests.simulation.crashes import (
     steps_of,
     undisturbed,
 )
+from tests.simulation.flow_seeds import FlowTally, flow_database, run_flow_seed
 from tests.simulation.pair import run_pair
 from tests.simulation.planted import PLANTED, planted
 from tests.simulation.server import postgres
@@ -28,19 +31,28 @@ from tests.support.guarantees import record
 from tests.support.postgres import shared_server_url
 
 Result = tuple[Counter[str], list[str], set[Place]]
+AnyTally = TypeVar("AnyTally", Tally, FlowTally, ClockTally)
 
 CRASH_PARTS = 4
 CHUNK, PAIR_CHUNK = 25, 5
 PAIRED, MOST_PAIRS = 100, 250
 """One in so many seeds is played by two instances on a real PostgreSQL as well, which takes seconds each."""
+BESIDE = 10
+"""One in so many seeds is played by two workers of durable functions as well, and one by a virtual clock."""
 PROGRESS_S = 60.0
-PROGRESS = ("seeds", "seeds of two instances", "crash scenarios")
+PROGRESS = (
+    "seeds",
+    "seeds of two instances",
+    "seeds of durable functions",
+    "seeds of the virtual clock",
+    "crash scenarios",
+)
 
 
 def main() -> int:
     options = _parser().parse_args()
     if options.story is not None:
-        return _tell(options.story)
+        return _tell(options.story, options.of)
     if options.catch is not None:
         return _catch(options.catch, range(options.first, options.first + options.seeds))
     started = time.monotonic()
@@ -109,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--crashes", action="store_true", help="instead: crash at every step in every way")
     parser.add_argument("--thorough", action="store_true", help="with --crashes: in all ways at each step")
     parser.add_argument("--story", type=int, metavar="SEED", help="instead: tell the story of one seed")
+    parser.add_argument("--of", choices=STORY_OF, default="service", help="with --story: whose seed it is")
     parser.add_argument("--catch", metavar="BUG", choices=PLANTED, help="instead: find where a bug shows")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once (one a core)")
     parser.add_argument("--record", metavar="COMMAND", help="keep the counts as those of this command")
@@ -122,6 +135,10 @@ def _seed_work(first: int, seeds: int) -> Iterator[tuple[Any, ...]]:
     pairs = min(-(-seeds // PAIRED), MOST_PAIRS)
     for start in range(first, first + pairs, PAIR_CHUNK):
         yield run_pairs, start, min(start + PAIR_CHUNK, first + pairs)
+    beside = -(-seeds // BESIDE)
+    for start in range(first, first + beside, CHUNK):
+        yield run_flows, start, min(start + CHUNK, first + beside)
+        yield run_clocks, start, min(start + CHUNK, first + beside)
 
 
 def _crash_work(*, thorough: bool) -> Iterator[tuple[Any, ...]]:
@@ -132,19 +149,31 @@ def _crash_work(*, thorough: bool) -> Iterator[tuple[Any, ...]]:
 
 def run_seeds(start: int, end: int, run: Callable[..., Tally] = run_seed) -> Result:
     with workshop() as shop:
-        return _run_all("seed", range(start, end), lambda seed: run(seed, *shop), _counts)
+        return _run_all("seed", range(start, end), lambda seed: run(seed, *shop), _counts, Tally)
 
 
 def run_pairs(start: int, end: int) -> Result:
     with postgres() as server:
-        return _run_all("pair", range(start, end), lambda seed: run_pair(seed, server), _pair_counts)
+        run = partial(run_pair, postgres=server)
+        return _run_all("pair", range(start, end), run, _pair_counts, Tally)
+
+
+def run_flows(start: int, end: int) -> Result:
+    with flow_database() as database:
+        run = partial(run_flow_seed, database=database)
+        return _run_all("flows", range(start, end), run, _flow_counts, FlowTally)
+
+
+def run_clocks(start: int, end: int) -> Result:
+    return _run_all("clock", range(start, end), run_clock_seed, _clock_counts, ClockTally)
 
 
 def _run_all(
     kind: str,
     seeds: Iterable[int],
-    run: Callable[[int], Tally],
-    counts_of: Callable[[Tally], dict[str, int]],
+    run: Callable[[int], AnyTally],
+    counts_of: Callable[[AnyTally], dict[str, int]],
+    nothing: Callable[[int], AnyTally],
 ) -> Result:
     counts: Counter[str] = Counter()
     broken: list[str] = []
@@ -154,7 +183,7 @@ def _run_all(
         except Exception as error:
             # One that breaks the simulation itself is a finding too, and hides none of the others.
             broken.append(f"{kind} {seed} raises {type(error).__name__}: {error}")
-            counts.update(counts_of(Tally(seed)))
+            counts.update(counts_of(nothing(seed)))
             continue
         counts.update(counts_of(tally))
         if tally.violations:
@@ -202,12 +231,47 @@ def _pair_counts(tally: Tally) -> dict[str, int]:
     }
 
 
-def _tell(seed: int) -> int:
-    with workshop() as shop:
-        tally = run_seed(seed, *shop, verbose=True)
+def _flow_counts(tally: FlowTally) -> dict[str, int]:
+    return {
+        "seeds of durable functions": 1,
+        "their runs": tally.runs,
+        "workers killed": tally.crashes,
+        "workers overtaken": tally.overtaken,
+        "faults around workers": tally.faults,
+    }
+
+
+def _clock_counts(tally: ClockTally) -> dict[str, int]:
+    return {
+        "seeds of the virtual clock": 1,
+        "times it was moved": tally.moves,
+        "events at these": tally.events,
+        "reactions to them": tally.reactions,
+    }
+
+
+def _tell(seed: int, of: str) -> int:
+    tally = STORY_OF[of](seed)
     print("\n".join(tally.story))
     print(f"trace {tally.trace_hash}, {len(tally.violations)} violations")
     return 1 if tally.violations else 0
+
+
+def _of_service(seed: int) -> Tally:
+    with workshop() as shop:
+        return run_seed(seed, *shop, verbose=True)
+
+
+def _of_flows(seed: int) -> FlowTally:
+    with flow_database() as database:
+        return run_flow_seed(seed, database)
+
+
+STORY_OF: dict[str, Callable[[int], Tally | FlowTally | ClockTally]] = {
+    "service": _of_service,
+    "flows": _of_flows,
+    "clock": run_clock_seed,
+}
 
 
 def _catch(bug: str, seeds: Iterable[int]) -> int:

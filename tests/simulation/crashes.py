@@ -223,6 +223,16 @@ STORIES: dict[str, Plan] = {
         ends_at=5.0,
         crash_from_s=2.85,
     ),
+    "a command that nobody has come to yet, for which each timer waits": _plan(
+        _schedule(0.2, "acme", "order-1", 2.0, 1),
+        _schedule(0.2, "acme", "order-2", 3.4, 2),
+        _cancel(1.05, "acme", "order-2", 3),
+        faults=[Fault(1.04, "mute", 0.05)],
+        catch_up="1s",
+        ack_wait_ms=3_000,
+        ends_at=5.0,
+        crash_from_s=3.05,
+    ),
     "an event stream that is full for a while": _plan(
         _schedule(0.15, "acme", "order-1", 0.2, 1),
         _schedule(0.16, "globex", "order-1", 0.22, 2),

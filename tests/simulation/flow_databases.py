@@ -49,8 +49,9 @@ class Database(Protocol):
 class Work(Executor):
     """What a thread would do, done at a later step of the process."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, queue: "WriteLock | None" = None) -> None:
         self._owner = owner
+        self._queue = queue
 
     def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> "Future[T]":
         future: Future[T] = Future()
@@ -59,12 +60,41 @@ class Work(Executor):
             try:
                 if self._owner.dead:
                     raise ConnectionError("the process is dead")
+                if self._queue is not None and not self._queue.is_free_for(self._owner):
+                    self._owner.soon(work)
+                    return
                 future.set_result(function(*arguments, **named))
             except Exception as error:
                 future.set_exception(error)
 
         self._owner.soon(work)
         return future
+
+
+class WriteLock:
+    """Who may write to a file that several processes share: one who waits for another must let it go on."""
+
+    def __init__(self, path: Path) -> None:
+        self._asks = sqlite3.connect(path, timeout=0, isolation_level=None)
+        self._holder: Owner | None = None
+
+    def close(self) -> None:
+        self._asks.close()
+
+    def is_free_for(self, owner: Owner) -> bool:
+        """Return whether nobody else is inside a transaction; the owner is the next one who may be."""
+        if not self._is_free():
+            return self._holder is owner
+        self._holder = owner
+        return True
+
+    def _is_free(self) -> bool:
+        try:
+            self._asks.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        self._asks.execute("ROLLBACK")
+        return True
 
 
 class _Memory:
@@ -103,6 +133,33 @@ class _Sqlite:
     @property
     def _path(self) -> Path:
         return self._folder / f"{self._number}.db"
+
+
+class SharedSqlite(_Sqlite):
+    """A file on which two processes work at the same time."""
+
+    _lock: WriteLock | None = None
+
+    async def empty(self) -> None:
+        self.close()
+        await super().empty()
+        # In this mode from the start, so that nobody waits for the change of it.
+        self._reads = sqlite3.connect(self._path, isolation_level=None)
+        self._reads.execute("PRAGMA journal_mode = WAL")
+        self._lock = WriteLock(self._path)
+
+    def open(self, owner: Owner) -> Opened:
+        journal = SqliteJournal(self._path, executor=Work(owner, self._lock))
+        return journal, journal.close
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._reads.close()
+
+    def ask(self, question: str, *parameters: object) -> list[Any]:
+        """Return what is committed."""
+        return self._reads.execute(question, parameters).fetchall()
 
 
 class _Postgres:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from tests.simulation.flow_story import Plan
-from tests.simulation.planted import Change, replaced, rewritten, sql
-from timer_client.flows import SqliteJournal, Worker, statements
+from tests.simulation.planted import Change, replaced, rewritten, sql, together
+from timer_client.flows import Run, SqliteJournal, Worker, statements
 
 ONLY_TOLD_WHILE_IT_WAITS = """\
 UPDATE flow_steps SET done = 1, value = $4
@@ -70,16 +70,44 @@ PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
     ),
     "what a dead worker has recorded is not armed": (
         lambda: rewritten(Worker, "handle", ("if firing.deliveries > 1:", "if False:")),
-        "flows.arm(self.hold.id, new)",
+        "flows.arm(self.hold.id, saved.new)",
         Plan(),
     ),
 }
 """How each is planted, where the process waits when it dies, and how; without a place nobody has to die."""
 
 
+PLANTED_IN_SEEDS: dict[str, Callable[[], Change]] = {
+    "a worker that was overtaken is not fenced": lambda: together(
+        rewritten(statements, "held", ("if run.epoch != hold.epoch:", "if False:")),
+        rewritten(SqliteJournal, "perform", ("await self._in_thread(self._settle, held(hold))", "pass")),
+    ),
+    "a wait that is told meanwhile is armed": lambda: rewritten(
+        Worker, "_go_on", ("self.flows.arm(run_id, new)", "self.flows.arm(run_id, turn.new)")
+    ),
+    "a failure that was caught before branches is forgotten": lambda: rewritten(
+        Run, "gather", ('{name}/", self.caught)', '{name}/")'), ("self._turn.new += self.caught", "pass")
+    ),
+    "a run in hand does not look again": lambda: sql(
+        "_ABSORB", "woken = woken + 1", "woken = woken", statements
+    ),
+}
+"""Bugs that only chance has a place for: two workers, or what happens while a run is in hand."""
+CAUGHT_BY_SEEDS = {
+    "a worker that was overtaken is not fenced": 14,
+    "a wait that is told meanwhile is armed": 0,
+    "a failure that was caught before branches is forgotten": 20,
+    "a run in hand does not look again": 0,
+    "a used number is armed again": 1,
+    "not later than, in place of done": 1,
+}
+"""A seed that catches each; some of the bugs above are caught by seeds too."""
+
+
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Run the block with one bug in durable functions."""
     with ExitStack() as stack:
-        PLANTED[name][0]()(stack)
+        plant = PLANTED[name][0] if name in PLANTED else PLANTED_IN_SEEDS[name]
+        plant()(stack)
         yield

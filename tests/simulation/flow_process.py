@@ -17,6 +17,7 @@ from tests.simulation.flow_databases import Database
 from tests.simulation.loop import PROCESS, VirtualLoop
 from timer_client import Timers
 from timer_client.flows import Flows, Worker
+from timer_client.flows.flows import Observer
 from timer_client.testing import FakeTimers
 from timer_client.testing.memory_broker import MemoryBroker, Subscription
 
@@ -38,12 +39,15 @@ class Process:
         broker: MemoryBroker,
         timers: FakeTimers,
         define: Callable[[Flows], None],
+        observer: Observer | None = None,
     ) -> None:
         self.dead = False
         self.frozen = False
         self.parked: list[asyncio.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.worker: Worker | None = None
+        self.inboxes: set[str] = set()
+        """Where messages for it go."""
         self._loop = loop
         self._context = copy_context()
         self._context.run(PROCESS.set, self)
@@ -51,7 +55,7 @@ class Process:
         journal, self._close = database.open(self)
         own = Timers(cast(Client, _Line(broker, self)), tenant=timers.tenant)
         own.stopwatch = timers.stopwatch
-        self.flows = Flows(own, journal, name=NAME)
+        self.flows = Flows(own, journal, name=NAME, observer=observer)
         define(self.flows)
         self.main = self.start(self._live())
 
@@ -141,6 +145,7 @@ class _Line:
 
     async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> "_Listening":
         subscription = await self._broker.subscribe(subject)
+        self._process.inboxes.add(subject)
         return _Listening(subscription, cb, self._process)
 
     async def _outside(self, work: Coroutine[Any, Any, T]) -> T:

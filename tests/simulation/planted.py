@@ -84,7 +84,9 @@ def _as_imported(owner: ModuleType, name: str, by: ModuleType) -> Change:
     return plant
 
 
-def _together(*changes: Change) -> Change:
+def together(*changes: Change) -> Change:
+    """Plant a bug in several places."""
+
     def plant(stack: ExitStack) -> None:
         for change in changes:
             change(stack)
@@ -137,7 +139,7 @@ def _attempts_for_a_breaker() -> Change:
         finally:
             self._sender = sender
 
-    return _together(
+    return together(
         replaced(deliver.Delivering, "_call", call),
         replaced(pace.Pace, "allows", lambda self, under_way, now_s: under_way < self.limit),
     )
@@ -152,7 +154,7 @@ async def _at_once(_: open_questions.OpenQuestions) -> None:
 
 
 PLANTED: dict[str, Callable[[], Change]] = {
-    "mark before publish": lambda: _together(
+    "mark before publish": lambda: together(
         rewritten(
             fire_due_timers,
             "_publish",
@@ -166,7 +168,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
             ),
         ),
     ),
-    "acknowledge before commit": lambda: _together(
+    "acknowledge before commit": lambda: together(
         rewritten(
             schedule_timers,
             "schedule_timers",
@@ -179,13 +181,13 @@ PLANTED: dict[str, Callable[[], Change]] = {
         _as_imported(schedule_timers, "schedule_timers", by=consume),
     ),
     "a fresh id for a repetition": lambda: _fresh_id(messages.DueTimeReached),
-    "earlier than instead of not later than": lambda: _together(
+    "earlier than instead of not later than": lambda: together(
         sql("FIND_DUE", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_OF_TENANT", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_DUE_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
         sql("FIND_FIRST_IN_TURNS", "pending_due_ms <= :now_ms", "pending_due_ms < :now_ms", looks),
     ),
-    "no generation guard": lambda: _together(
+    "no generation guard": lambda: together(
         sql("MARK_REACHED", "timer_schedules.generation = fired.generation", "fired.generation > 0", marks),
         sql("MARK_ALIKE", "generation = :generation", ":generation > 0", marks),
     ),
@@ -223,11 +225,11 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "an expiry has a fresh id each time": lambda: _fresh_id(messages.TimerExpired),
     "if absent overwrites": lambda: replaced(rules, "_is_conditional", lambda command: False),
     "a delay counts from the delivery": _delay_from_delivery,
-    "missing tenant filter on mark": lambda: _together(
+    "missing tenant filter on mark": lambda: together(
         sql("MARK_REACHED", "timer_schedules.tenant_id = fired.tenant_id", "fired.tenant_id <> ''", marks),
         sql("MARK_ALIKE", "tenant_id = :tenant_id", ":tenant_id <> ''", marks),
     ),
-    "a timer that is being marked is claimed again": lambda: _together(
+    "a timer that is being marked is claimed again": lambda: together(
         rewritten(looks.Looks, "find", ("_keys((*claimed, *held_back.timers))", "_keys(held_back.timers)")),
         replaced(places.Places, "to_pass", lambda *_: []),
         replaced(places.Places, "found", lambda *_, **__: None),
@@ -235,7 +237,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a timer that was changed is fired as it was read": lambda: rewritten(
         looks.Looks, "saved", ("self._ahead.saved(timers)", "pass")
     ),
-    "an unmarked timer is given back before its mark": lambda: _together(
+    "an unmarked timer is given back before its mark": lambda: together(
         rewritten(
             fire_due_timers,
             "publish_due_timers",
@@ -289,7 +291,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a new due time keeps the generation": lambda: rewritten(
         rules, "_schedule", ("_next_generation(timer) if moved else {}", "{}")
     ),
-    "a reached timer is scheduled again": lambda: _together(
+    "a reached timer is scheduled again": lambda: together(
         rewritten(
             rules,
             "apply",
@@ -337,7 +339,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "everything_until",
         ("pause is not None and _holds(pause, now)", "pause is not None"),
     ),
-    "purge forgets the retention": lambda: _together(
+    "purge forgets the retention": lambda: together(
         rewritten(purge_timers, "purge_timers", ("clock.now() - retention", "clock.now()")),
         _as_imported(purge_timers, "purge_timers", by=purge),
     ),
@@ -347,7 +349,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "a leap that nobody can confirm": lambda: rewritten(
         SystemClock, "accept_step", ("self._highest_ms = self._wall_ms() - self._boot_ms()", "pass")
     ),
-    "a stop cuts off the batch in hand": lambda: _together(
+    "a stop cuts off the batch in hand": lambda: together(
         rewritten(run, "run_service", ("timeout=grace_s)", "timeout=0)")),
         _as_imported(run, "run_service", by=process),
     ),
@@ -388,6 +390,11 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "_give_up",
         ("min(expired_sequence, backlog.", "min(backlog.last_sequence, backlog."),
     ),
+    "what nobody has come to yet is given up too": lambda: rewritten(
+        catch_up.CatchUp,
+        "_give_up",
+        ("min(expired_sequence, backlog.handled_sequence)", "expired_sequence"),
+    ),
     "sleep without regard to the poll interval": lambda: rewritten(
         Firing,
         "_sleep_until",
@@ -411,7 +418,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
 """,
         ),
     ),
-    "a request changes a timer that is being fired": lambda: _together(
+    "a request changes a timer that is being fired": lambda: together(
         rewritten(
             exclusion.Exclusion,
             "requesting",
@@ -419,7 +426,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ),
         rewritten(rules, "decide", ("_is_due(timer, now)", "False")),
     ),
-    "a delivery is opened outside the transaction of its mark": lambda: _together(
+    "a delivery is opened outside the transaction of its mark": lambda: together(
         rewritten(marks.Marks, "_execute", ("if mark.sink is Sink.HTTP", "if False")),
         rewritten(
             marks.Marks,
@@ -436,7 +443,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
             ),
         ),
     ),
-    "a fresh id for each attempt": lambda: _together(
+    "a fresh id for each attempt": lambda: together(
         rewritten(
             attempts,
             "next_request",
@@ -448,11 +455,11 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "an attempt before the receiver allows it": lambda: replaced(
         delivery, "_asked_for", lambda *_: timedelta()
     ),
-    "an attempt before its time": lambda: _together(
+    "an attempt before its time": lambda: together(
         sql("DUE", "next_attempt_at <= :now", ":now <> ''", deliveries),
         sql("CLAIM", "d.next_attempt_at <= :now", ":now <> ''", deliveries),
     ),
-    "what has been handed over is cancelled": lambda: _together(
+    "what has been handed over is cancelled": lambda: together(
         rewritten(
             rules,
             "decide",
@@ -483,11 +490,11 @@ PLANTED: dict[str, Callable[[], Change]] = {
 """Name of the bug to what plants it."""
 _TAKEN = "d.claimed_by IS NULL OR"
 PLANTED_IN_PAIRS: dict[str, Callable[[], Change]] = {
-    "two instances claim one timer": lambda: _together(
+    "two instances claim one timer": lambda: together(
         sql("FIND_DUE", "FOR UPDATE SKIP LOCKED", "", postgres_store),
         sql("FIND_DUE_IN_TURNS", "FOR UPDATE SKIP LOCKED", "", postgres_looks),
     ),
-    "two instances claim one callback": lambda: _together(
+    "two instances claim one callback": lambda: together(
         *(
             sql(name, _TAKEN, "d.tenant_id <> '' OR", delivery_statements)
             for name in ("DUE", "DUE_AMONG", "CLAIM")

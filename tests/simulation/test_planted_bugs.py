@@ -62,6 +62,9 @@ CAUGHT_BY: dict[str, int | str] = {
     "whatever was stored at the look before counts as applied": 2,
     "who has waited in vain never waits again": IN_VAIN,
     "what came while a timer waited in vain is given up too": IN_VAIN,
+    "what nobody has come to yet is given up too": (
+        "a command that nobody has come to yet, for which each timer waits"
+    ),
     "sleep without regard to the poll interval": (
         "a clock that is behind at the start, and set right at the end"
     ),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
@@ -42,8 +42,8 @@ class Turn:
     async def save(self, memos: list[Memo]) -> None:
         """Record memos, with the sleeps and waits that are new."""
         flows, new, self.new = self.worker.flows, self.new, []
-        await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
-        await self.guarded(flows.arm(self.hold.id, new))
+        saved = await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
+        await self.guarded(flows.arm(self.hold.id, saved.new))
         self.memos.update((memo.name, memo) for memo in (*memos, *new))
 
     def leave(self, trouble: Exception) -> NoReturn:
@@ -64,12 +64,12 @@ class Turn:
 class Run:
     """One run, as its function gets it."""
 
-    def __init__(self, turn: Turn, prefix: str = "") -> None:
+    def __init__(self, turn: Turn, prefix: str = "", caught: Iterable[Memo] = ()) -> None:
         self._turn = turn
         self._prefix = prefix
         self.last = prefix
         """The name of what was done last."""
-        self.caught: list[Memo] = []
+        self.caught = list(caught)
         """Failures of steps that count from when the function goes on after them."""
         self._has_left = False
 
@@ -141,13 +141,17 @@ class Run:
 
     async def gather(self, **branches: "Callable[[Run], Awaitable[Any]]") -> dict[str, Any]:
         """Run branches side by side, each with a run whose names are its own; return what each returned."""
-        runs = {name: Run(self._turn, f"{self._prefix}{name}/") for name in branches}
+        # What failed before counts as soon as one of the branches records something.
+        runs = {name: Run(self._turn, f"{self._prefix}{name}/", self.caught) for name in branches}
         results = await asyncio.gather(
             *(self._branch(run, branches[name]) for name, run in runs.items()), return_exceptions=True
         )
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, Suspension)):
             self._has_left = isinstance(error, Suspension)
+            if self._has_left:
+                # Branches that have ended went on after what failed in them.
+                self._turn.new += self.caught
             raise error
         self.last = " ".join(run.last for run in runs.values())
         return dict(zip(branches, results, strict=True))
@@ -168,7 +172,7 @@ class Run:
                 await self._turn.save([])
             raise
         finally:
-            self.caught += run.caught
+            self.caught += [memo for memo in run.caught if memo not in self.caught]
 
     def _recall(self, name: str, key: Key, kind: str) -> tuple[str, Memo | None]:
         """Return the whole name and what is recorded under it."""

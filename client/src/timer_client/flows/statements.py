@@ -84,6 +84,15 @@ class Change(NamedTuple):
     error: str | None = None
 
 
+class Saved(NamedTuple):
+    """What came of recording something."""
+
+    again: bool
+    """Whether the run must be gone on with at once."""
+    new: list[Memo]
+    """What was recorded: not a wait that was told meanwhile, whose number is still free."""
+
+
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 Work = Generator[tuple[Any, ...], Rows, T]
@@ -150,7 +159,7 @@ _MEMOS: Final = f"SELECT {_MEMO} FROM flow_steps WHERE {_STEPS}"
 _PENDING: Final = f"{_MEMOS} AND done = 0 AND wake IS NOT NULL ORDER BY due_ms"
 _RECORD: Final = f"""\
 INSERT INTO flow_steps (scope, run_id, {_MEMO})
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING"""
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING RETURNING {_MEMO}"""
 # Under a number that no timer has had: numbers stay in their rows, and a row stays as long as its run.
 _KICK: Final = f"""\
 INSERT INTO flow_steps (scope, run_id, name, kind, wake, due_ms, done)
@@ -243,18 +252,19 @@ def take(
     return Taken(Hold(scope, run_id, run.epoch + 1, run.woken), run, memos)
 
 
-def save(hold: Hold, memos: Sequence[Memo], change: Change | None = None) -> Work[bool]:
-    """Record what a worker has done; return whether the run must be gone on with at once.
+def save(hold: Hold, memos: Sequence[Memo], change: Change | None = None) -> Work[Saved]:
+    """Record what a worker has done; return what is new, and whether the run must be gone on with at once.
 
     Raises Fenced, and records nothing, if the run is no longer in its hands.
     """
     run = yield from held(hold)
+    new: list[Memo] = []
     for memo in memos:
-        yield _RECORD, hold.scope, hold.id, *memo
+        new += [Memo(*row) for row in (yield _RECORD, hold.scope, hold.id, *memo)]
     if change is None or (change.state is RunState.SLEEPING and run.woken != hold.woken):
-        return change is not None
+        return Saved(change is not None, new)
     yield _LEAVE, hold.scope, hold.id, *change
-    return False
+    return Saved(again=False, new=new)
 
 
 def held(hold: Hold) -> Work[Row]:

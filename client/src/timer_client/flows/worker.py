@@ -93,8 +93,8 @@ class Worker:
         self.in_hand.add(taken.hold)
         try:
             change = await self._run(turn, taken)
-            again = await self.flows.journal.commit(save(taken.hold, turn.new, change))
-            await self.flows.arm(run_id, turn.new)
+            again, new = await self.flows.journal.commit(save(taken.hold, turn.new, change))
+            await self.flows.arm(run_id, new)
         except Fenced:
             self.flows.tell("flow.fenced", run_id)
             raise

@@ -1,0 +1,69 @@
+"""A clock that stands until it is moved: only once everybody has finished with the present moment."""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.clock_planted import PLANTED, planted
+from tests.simulation.clock_seeds import run_clock_seed
+
+SEEDS = range(16)
+CAUGHT_BY = {
+    "time moves on before an event is acknowledged": 1,
+    "counters that are behind are believed": 4,
+    "time jumps over a due time": 0,
+    "time moves on while commands wait": 0,
+    "what came due during the look is passed over": 6,
+}
+
+
+def test_time_moves_from_due_time_to_due_time_whatever_a_seed_chooses() -> None:
+    tallies = [run_clock_seed(seed) for seed in SEEDS]
+
+    broken = [tally for tally in tallies if tally.violations]
+    story = "\n".join(broken[0].story) if broken else ""
+    assert not broken, f"seeds {[tally.seed for tally in broken]} break; the story of the first:\n{story}"
+    met = {
+        "moves": sum(tally.moves for tally in tallies),
+        "events": sum(tally.events for tally in tallies),
+        "reactions": sum(tally.reactions for tally in tallies),
+    }
+    assert min(met.values()) > 0, met
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    with planted(bug):
+        violations = run_clock_seed(CAUGHT_BY[bug]).violations
+
+    assert violations
+
+
+def test_whatever_catches_a_bug_is_run_without_it_too() -> None:
+    assert set(CAUGHT_BY.values()) <= set(SEEDS)
+
+
+def test_a_seed_tells_the_same_story_every_time_and_in_another_process() -> None:
+    seeds = (1, 6)
+    here = [run_clock_seed(seed) for seed in seeds]
+
+    again = [run_clock_seed(seed) for seed in seeds]
+    code = (
+        "from tests.simulation.clock_seeds import run_clock_seed\n"
+        f"print(*[run_clock_seed(seed).trace_hash for seed in {seeds}])"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert [asdict(tally) for tally in again] == [asdict(tally) for tally in here]
+    assert there.stdout.split() == [tally.trace_hash for tally in here]
