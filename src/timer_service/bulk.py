@@ -32,7 +32,7 @@ SMALL_BATCH: Final = 10
 """The same while timers fire: no step of it takes longer than half a millisecond."""
 PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.25
-SHARE: Final = 2
+SHARE: Final = 4
 """A job pauses this many times as long as its last batch took: the store belongs to the firing."""
 TRIES: Final = 5
 """For a timer that is just being fired, with TRY_AGAIN_S between them."""

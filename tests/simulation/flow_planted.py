@@ -70,7 +70,7 @@ PLANTED: dict[str, tuple[Callable[[], Change], str, Plan]] = {
     ),
     "what a dead worker has recorded is not armed": (
         lambda: rewritten(Worker, "handle", ("if firing.deliveries > 1:", "if False:")),
-        "flows.arm(self.hold.id, saved.new)",
+        "flows.arm(self.hold.id, recorded)",
         Plan(),
     ),
 }
@@ -86,7 +86,10 @@ PLANTED_IN_SEEDS: dict[str, Callable[[], Change]] = {
         Worker, "_go_on", ("self.flows.arm(run_id, new)", "self.flows.arm(run_id, turn.new)")
     ),
     "a failure that was caught before branches is forgotten": lambda: rewritten(
-        Run, "gather", ('{name}/", self.caught)', '{name}/")'), ("self._turn.new += self.caught", "pass")
+        Run,
+        "gather",
+        ('{name}/", self.caught)', '{name}/")'),
+        ("self._turn.new += self.caught if self._has_left else []", "pass"),
     ),
     "a run in hand does not look again": lambda: sql(
         "_ABSORB", "woken = woken + 1", "woken = woken", statements

@@ -30,6 +30,7 @@ from timer_service.ports.delivery_store import ClaimedDelivery
 from timer_service.ports.event_sink import Published
 from timer_service.service import consume, deliver, fire, purge, run
 from timer_service.service.fire import Firing, Unmarked
+from timer_service.service.pauses import Pauses
 from timer_service.workflows import (
     catch_up,
     decide_timer,
@@ -396,12 +397,12 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ("min(expired_sequence, backlog.handled_sequence)", "expired_sequence"),
     ),
     "sleep without regard to the poll interval": lambda: rewritten(
-        Firing,
-        "_sleep_until",
+        Pauses,
+        "sleep",
         ("seconds = min(seconds, ", "seconds = ("),
     ),
     "a look from memory puts off the poll": lambda: rewritten(
-        Firing, "_next_poll", ("if self._polled_at is None or not", "if self._polled_at is None or")
+        Pauses, "_next_poll", ("if self._polled_at is None or not", "if self._polled_at is None or")
     ),
     "a request is answered before the commit": lambda: rewritten(
         decide_timer.RequestDesk,

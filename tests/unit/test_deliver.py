@@ -339,8 +339,8 @@ async def test_what_comes_due_right_after_a_hand_over_waits_for_the_next_one() -
     assert handed_over == [["order-1"]]
 
 
-class _AboutToBeBusy(RightOfWay):
-    """A bus that has a timer in ten milliseconds, whatever time it is."""
+class _AboutToBeTaken(RightOfWay):
+    """A right of way that a timer on the bus takes in ten milliseconds, whatever time it is."""
 
     @property
     def expected_in_s(self) -> float:
@@ -354,8 +354,8 @@ async def test_a_batch_of_a_backlog_begins_only_if_it_is_over_before_the_next_du
 ) -> None:
     rig = Rig(sender=ScriptedSender())
     elapsed_s = itertools.count(0.0, batch_took_s)
-    bus = _AboutToBeBusy() if on_the_bus else rig.around.before_callbacks
-    around = replace(rig.around, elapsed_s=lambda: next(elapsed_s), before_callbacks=bus)
+    way = _AboutToBeTaken() if on_the_bus else rig.around.right_of_way
+    around = replace(rig.around, elapsed_s=lambda: next(elapsed_s), right_of_way=way)
     handed_over: list[str] = []
     route = over_http(around, lambda events: handed_over.extend(str(e.service_call_id) for e in events))
     firing = Firing(

@@ -141,9 +141,6 @@ class Delivering:
     async def _step(self, tasks: TasksInTurns) -> None:
         """Look where there may be something new, and begin what may begin."""
         now, now_s = self._clock.now(), self._elapsed_s()
-        if now_s >= self._rescan.at_s:
-            is_last = await self._waiting.look_at_known(now, now_s)
-            self._rescan.looked(now_s, self._elapsed_s(), is_last=is_last)
         if now_s - self._looked_s >= self._look_interval_s:
             self._waiting.look_on()
         elif self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
@@ -151,9 +148,17 @@ class Delivering:
             self._waiting.next_attempt_at = None
         await self._waiting.look(now, now_s)
         self._looked_s = now_s
-        if len(self._unkept) >= MAX_UNKEPT:
-            return
-        for claimed in await self._waiting.take(now, now_s):
+        begun = 0 if len(self._unkept) >= MAX_UNKEPT else await self._begin(tasks, now, now_s)
+        if not begun and not self._waiting.is_behind and now_s >= self._rescan.at_s:
+            from_s = self._elapsed_s()
+            is_last = await self._waiting.look_at_known(now, from_s)
+            self._rescan.looked(from_s, self._elapsed_s(), is_last=is_last)
+            self._wake.set()  # What was missed begins with the next step.
+
+    async def _begin(self, tasks: TasksInTurns, now: datetime, now_s: float) -> int:
+        """Begin the attempts whose turn it is; return how many."""
+        claims = await self._waiting.take(now, now_s)
+        for claimed in claims:
             call = tasks.create_task(self._call(claimed), name="callback", one_of_many=True)
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
@@ -162,6 +167,7 @@ class Delivering:
             self._take_again_s = now_s + self._outdated_backoff.next_s()
         else:
             self._outdated_backoff.reset()
+        return len(claims)
 
     async def _call(self, claimed: ClaimedDelivery) -> None:
         key = claimed.delivery.key

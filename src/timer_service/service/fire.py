@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
@@ -14,6 +14,7 @@ from timer_service.ports.command_source import CommandBacklog
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import DueTimers
+from timer_service.service.pauses import Pauses
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Backoff, Over, unless
 from timer_service.workflows.catch_up import CatchUp
@@ -26,11 +27,6 @@ LOOK_AGAIN_S: Final = 0.02
 """The pause before another look if timers are due and none of them could be claimed."""
 HAND_OVER_PAUSE_S: Final = 0.003
 """After callbacks were handed over, where one writer serves all: those due meanwhile share the next look."""
-MAX_WAY_S: Final = 0.05
-"""A batch of a backlog waits no longer than this for a timer that is due next."""
-CLOCK_STEP_S: Final = 0.001
-ROOM_S: Final = 0.005
-"""If looks are no further apart than this, callbacks use all the time in between."""
 MIN_UNMARKED: Final = 2
 """However small a batch is, one timer can be published while another is marked."""
 
@@ -154,8 +150,8 @@ class Firing:
         self._questions = around.questions
         self._right_of_way, self._bus_first = around.right_of_way, around.before_callbacks
         self._backoff = Backoff(around.chance)
-        self._poll_interval_s = poll_interval_s
         self._precise_wakeup = precise_wakeup
+        self._pauses = Pauses(around, poll_interval_s=poll_interval_s, is_expected=route.goes_first)
         self._looking = looking
         self._hold_back = hold_back
         self._catch_up = CatchUp(catch_up)
@@ -163,7 +159,6 @@ class Firing:
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
         self._sleeps_until: datetime | None = None
-        self._polled_at: datetime | None = None
         self._nothing_to_come = False
         self._asking = False
         self._elapsed_s = around.elapsed_s
@@ -206,7 +201,8 @@ class Firing:
                 # Not by our clock: a virtual one stands still while there is something to do.
                 await asyncio.sleep(self._pause_s)
             if draining and self._pause_s:
-                await self._make_way(report.looked_at)
+                next_due_at = await self._store.next_due_at(report.looked_at)
+                await self._pauses.make_way(next_due_at, self._batch_took_s, self._stopping)
             if not draining:
                 await self._sleep_until(next_look_at, report.looked_at)
             elif not report.confirmed and not report.failed:
@@ -216,15 +212,6 @@ class Firing:
     def _before_callbacks(self, *, draining: bool) -> AbstractContextManager[None]:
         """Go before others, but not with a backlog: that is not a matter of milliseconds either."""
         return self._bus_first.taken() if self._goes_first and not draining else nullcontext()
-
-    async def _make_way(self, looked_at: datetime) -> None:
-        """Begin the next batch of a backlog only if it is over before the next timer is due."""
-        next_due_at = await self._store.next_due_at(looked_at)
-        seconds = self._bus_first.expected_in_s
-        if next_due_at is not None:
-            seconds = min(seconds, self._seconds_until(next_due_at))
-        if seconds < min(self._batch_took_s, MAX_WAY_S):
-            await self._clock.wait(seconds, self._stopping)
 
     def stop(self) -> None:
         """End after the batch in hand."""
@@ -316,29 +303,5 @@ class Firing:
 
     async def _sleep_until(self, next_look_at: datetime | None, looked_at: datetime) -> None:
         """Sleep until the next timer is due, a nearer one comes in, or the poll interval is over."""
-        seconds = min(self._poll_interval_s, self._seconds_until(self._next_poll(looked_at)))
-        if self._precise_wakeup and next_look_at is not None:
-            seconds = min(seconds, self._seconds_until(next_look_at))
         self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
-        with self._expected(seconds):
-            await self._clock.wait(seconds, self._wake)
-
-    @contextmanager
-    def _expected(self, seconds: float) -> Iterator[None]:
-        """Say when the bus looks again, by a clock that counts whole milliseconds: it may be one earlier."""
-        with ExitStack() as stack:
-            if self._goes_first:
-                stack.enter_context(self._right_of_way.expected(seconds - CLOCK_STEP_S))
-            if self._goes_first and seconds > ROOM_S:
-                stack.enter_context(self._bus_first.expected(seconds - CLOCK_STEP_S))
-            yield
-
-    def _next_poll(self, looked_at: datetime) -> datetime:
-        """Return when the poll interval is over: looks in between do not put off the poll."""
-        interval = timedelta(seconds=self._poll_interval_s)
-        if self._polled_at is None or not self._polled_at <= looked_at < self._polled_at + interval:
-            self._polled_at = looked_at
-        return self._polled_at + interval
-
-    def _seconds_until(self, moment: datetime) -> float:
-        return max(0.0, (moment - self._clock.now()).total_seconds())
+        await self._pauses.sleep(next_look_at if self._precise_wakeup else None, looked_at, self._wake)

@@ -22,8 +22,8 @@ from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryQueue, F
 
 MAX_FOUND: Final = 250
 """What a look takes in at once; if there is more, the next one goes on. Meanwhile others may begin."""
-MAX_FOUND_AGAIN: Final = 50
-"""What is looked at again at once: nearly all of it is known already."""
+MAX_FOUND_AGAIN: Final = 20
+"""What is looked at again at once where nobody else can have left anything behind."""
 
 
 @value(frozen=True, slots=True)
@@ -97,10 +97,11 @@ class WaitingList:
 
     async def look_at_known(self, now: datetime, now_s: float) -> bool:
         """Take in what was missed in one page of all that waits; return whether that was the last one."""
-        page = await self._store.due(now, MAX_FOUND_AGAIN, after=self._seen_again)
+        limit = MAX_FOUND if self._store.is_shared else MAX_FOUND_AGAIN
+        page = await self._store.due(now, limit, after=self._seen_again)
         for each in page.found:
             self.lanes.offer(each.key, each.lane, now_s)
-        is_last = len(page.found) < MAX_FOUND_AGAIN
+        is_last = len(page.found) < limit
         self._seen_again = None if is_last else page.found[-1].place
         return is_last
 

@@ -42,8 +42,8 @@ class Turn:
     async def save(self, memos: list[Memo]) -> None:
         """Record memos, with the sleeps and waits that are new."""
         flows, new, self.new = self.worker.flows, self.new, []
-        saved = await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
-        await self.guarded(flows.arm(self.hold.id, saved.new))
+        _, recorded = await self.guarded(flows.journal.commit(save(self.hold, [*memos, *new])))
+        await self.guarded(flows.arm(self.hold.id, recorded))
         self.memos.update((memo.name, memo) for memo in (*memos, *new))
 
     def leave(self, trouble: Exception) -> NoReturn:
@@ -143,15 +143,13 @@ class Run:
         """Run branches side by side, each with a run whose names are its own; return what each returned."""
         # What failed before counts as soon as one of the branches records something.
         runs = {name: Run(self._turn, f"{self._prefix}{name}/", self.caught) for name in branches}
-        results = await asyncio.gather(
-            *(self._branch(run, branches[name]) for name, run in runs.items()), return_exceptions=True
-        )
+        work = (self._branch(run, branches[name]) for name, run in runs.items())
+        results = await asyncio.gather(*work, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, Suspension)):
             self._has_left = isinstance(error, Suspension)
-            if self._has_left:
-                # Branches that have ended went on after what failed in them.
-                self._turn.new += self.caught
+            # Branches that have ended went on after what failed in them.
+            self._turn.new += self.caught if self._has_left else []
             raise error
         self.last = " ".join(run.last for run in runs.values())
         return dict(zip(branches, results, strict=True))
@@ -200,10 +198,9 @@ class Run:
         try:
             return _done(name, returned_by(function).write(f"the result of {name!r}", await function(*args)))
         except Exception as error:
-            failure = StepFailed(name, type(error).__name__, told(str(error)))
-            value = json.dumps([failure.kind, failure.message])
-            self.caught.append(Memo(name, "failed", None, None, 1, value))
-            raise failure from error
+            why = (type(error).__name__, told(str(error)))
+            self.caught.append(Memo(name, "failed", None, None, 1, json.dumps(why)))
+            raise StepFailed(name, *why) from error
 
     async def _record(self, memo: Memo) -> None:
         caught, self.caught = self.caught, []

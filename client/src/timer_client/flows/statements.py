@@ -84,15 +84,6 @@ class Change(NamedTuple):
     error: str | None = None
 
 
-class Saved(NamedTuple):
-    """What came of recording something."""
-
-    again: bool
-    """Whether the run must be gone on with at once."""
-    new: list[Memo]
-    """What was recorded: not a wait that was told meanwhile, whose number is still free."""
-
-
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 Work = Generator[tuple[Any, ...], Rows, T]
@@ -252,9 +243,10 @@ def take(
     return Taken(Hold(scope, run_id, run.epoch + 1, run.woken), run, memos)
 
 
-def save(hold: Hold, memos: Sequence[Memo], change: Change | None = None) -> Work[Saved]:
-    """Record what a worker has done; return what is new, and whether the run must be gone on with at once.
+def save(hold: Hold, memos: Sequence[Memo], change: Change | None = None) -> Work[tuple[bool, list[Memo]]]:
+    """Record what a worker has done; return whether the run must be gone on with at once, and what is new.
 
+    A wait that was told meanwhile is not new: its number is still free.
     Raises Fenced, and records nothing, if the run is no longer in its hands.
     """
     run = yield from held(hold)
@@ -262,9 +254,9 @@ def save(hold: Hold, memos: Sequence[Memo], change: Change | None = None) -> Wor
     for memo in memos:
         new += [Memo(*row) for row in (yield _RECORD, hold.scope, hold.id, *memo)]
     if change is None or (change.state is RunState.SLEEPING and run.woken != hold.woken):
-        return Saved(change is not None, new)
+        return change is not None, new
     yield _LEAVE, hold.scope, hold.id, *change
-    return Saved(again=False, new=new)
+    return False, new
 
 
 def held(hold: Hold) -> Work[Row]:
