@@ -8,6 +8,7 @@ import pytest
 from tests.mutation.__main__ import every, modules, sample
 from tests.mutation.bench import Bench
 from tests.mutation.explained import EXPLAINED
+from tests.mutation.kept import Kept
 from tests.mutation.mistakes import mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -128,3 +129,19 @@ def test_the_lines_that_a_file_of_tests_runs_are_known_if_it_passes(tmp_path: Pa
         "idle": {},
         "failing": None,
     }
+
+
+def test_what_was_found_holds_until_a_file_is_not_what_it_was_when_the_run_began(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    steady, edited = tmp_path / "tests" / "test_steady.py", tmp_path / "tests" / "test_edited.py"
+    steady.write_text(SHARP)
+    edited.write_text(BLUNT)
+
+    run = Kept(tmp_path / "kept.json", tmp_path)
+    edited.write_text(SHARP)  # While it runs: its copies of the project have the other one.
+    run.keep("steady", 1, ["tests/test_steady.py"])
+    run.keep("edited", 2, ["tests/test_steady.py", "tests/test_edited.py"])
+
+    assert (run.get("steady"), run.get("edited")) == (1, 2)
+    later = Kept(tmp_path / "kept.json", tmp_path)
+    assert (later.get("steady"), later.get("edited")) == (1, None)
