@@ -75,8 +75,8 @@ async def test_the_load_is_what_is_scheduled_between_neighbouring_moments(store:
     assert list(await store.insight.load(edges, frozenset({TenantId("none")}))) == [0, 0, 0, 0]
 
 
-async def over_http(store: Store, name: str, due_s: float) -> None:
-    request = replace(schedule(name, due_s), callback=Callback("https://shop.example/hooks"))
+async def over_http(store: Store, name: str, due_s: float, tenant: TenantId = ACME) -> None:
+    request = replace(schedule(name, due_s, tenant=tenant), callback=Callback("https://shop.example/hooks"))
     await store.decide([request], at(0))
 
 
@@ -88,6 +88,18 @@ async def test_shares_are_of_both_sinks_and_name_those_who_have_the_most(store: 
     assert await store.insight.shares([at(60), at(121)], 5) == [whole]
     assert await store.insight.shares([at(60), at(121)], 2) == [part]
     assert await store.insight.shares([at(241), at(999)], 5) == [none]
+
+
+async def test_whoever_has_the_most_in_both_sinks_together_is_named_though_others_have_more_in_each(
+    store: Store,
+) -> None:
+    on_the_bus = [(TENANTS[0], name) for name in "xyz"] + [(ACME, name) for name in "xy"]
+    await store.apply([schedule(name, 300, tenant=tenant) for tenant, name in on_the_bus], at(0))
+    for tenant, names in ((GLOBEX, ("p", "q", "r")), (ACME, ("p", "q"))):
+        for name in names:
+            await over_http(store, name, 300, tenant)
+
+    assert await store.insight.shares([at(300), at(301)], 1) == [Shares(10, {ACME: 4})]
 
 
 async def test_the_shares_of_many_spans_are_those_of_each_of_them(store: Store) -> None:

@@ -108,6 +108,19 @@ async def test_a_look_under_backlog_costs_the_same_beside_a_hundred_times_as_man
     assert costs[MANY] <= 1.1 * costs[FEW]
 
 
+async def test_the_look_that_finds_the_last_of_a_backlog_knows_that_there_is_no_more(
+    empty: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "timers.db"
+    shutil.copyfile(empty, path)
+    fill(path, 3 * LIMIT, tenant="acme", due_s=LONG_AGO_S, apart_s=1)
+
+    async with open_sqlite_store(path, lambda: START) as store:
+        looks = [(await look(store))[:2] for _ in range(3)]
+
+    assert looks == [({ACME: LIMIT}, True), ({ACME: LIMIT}, True), ({ACME: LIMIT}, False)]
+
+
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), ("held", "idle")])
 async def test_no_look_costs_more_than_a_bound(empty: Path, tmp_path: Path, kinds: tuple[str, ...]) -> None:
     """Of those held back beside the idle there are too many either to scan or to walk at once."""

@@ -57,8 +57,8 @@ class Bench:
         self._is_stopped = False
         self._ticks = 0
 
-    def notices(self, mistake: Mistake, files: Sequence[str], takes_s: float) -> bool:
-        """Return whether any of these tests fails, or hangs, because of the mistake.
+    def noticed_by(self, mistake: Mistake, files: Sequence[str], takes_s: float) -> Sequence[str]:
+        """Return the file of a test that fails because of the mistake; all if it is not known which one.
 
         A test that fails and then passes, or hangs without the mistake as well, was held up by the machine.
         """
@@ -69,13 +69,13 @@ class Bench:
             with self._made(mistake):
                 code = self._run(*PYTEST, "--stepwise", *files, at_most_s=at_most_s)
             if code in PASSED:
-                return False
+                return ()
             if code is None:
-                return self._run(*PYTEST, *files, at_most_s=at_most_s) is not None
+                return () if self._run(*PYTEST, *files, at_most_s=at_most_s) is None else files
             if (failed := self._failed()) == failed_before:
-                return True
+                return files if failed is None else [failed.partition("::")[0]]
             failed_before = failed  # The next run goes on with this test.
-        return False
+        return ()
 
     def reach(self, file: str, modules: Sequence[str]) -> tuple[float, dict[str, list[int]]] | None:
         """Return what a file of tests takes, and the lines it runs by module; None if it does not pass."""

@@ -77,12 +77,11 @@ class Trial:
 
     def _is_noticed(self, part: Callable[[list[Timed]], list[Timed]], bench: Bench, mistake: Mistake) -> bool:
         running, count = part(self._tested.by(mistake)), FIRST_FILES
-        by: list[str] = []
+        by: Sequence[str] = ()
         while running and not by:
             now, running = running[:count], running[count:]
-            files = [file for _, file in now]
-            if bench.notices(mistake, files, sum(took_s for took_s, _ in now)):
-                by = files
+            by = bench.noticed_by(mistake, [file for _, file in now], sum(took_s for took_s, _ in now))
+            if by:
                 self._noticed.keep(mistake.name, by, [str(mistake.path), *by])
             count *= 2
         found = f"noticed by {' or '.join(by)}" if by else "not noticed"

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from timer_service.domain.delivery import Answered, Blocked, CallResult, TimedOut, Trouble, Unreachable
-from timer_service.domain.lanes import MAX_LANE_QUEUE, MAX_REMEMBERED, Lane, Lanes
+from timer_service.domain.lanes import MAX_LANE_QUEUE, MAX_QUEUED, MAX_REMEMBERED, Lane, Lanes
 from timer_service.domain.messages import TenantId
 from timer_service.domain.pace import (
     FIRST_PAUSE_S,
@@ -252,6 +252,22 @@ def test_of_a_long_lane_only_the_first_are_taken_in() -> None:
     assert lanes.hungry() == [lane("acme")]
     lanes.has_no_more(lane("acme"))
     assert lanes.hungry() == []
+
+
+def test_no_more_are_taken_in_than_a_bound_until_the_outcome_of_one_is_kept() -> None:
+    lanes = Lanes[int](slots=1)
+    for n in range(MAX_QUEUED - 1):
+        lanes.offer(n, lane(f"tenant-{n % 1_000}"), 0.0)
+    with_room_for_one = lanes.is_full
+
+    lanes.offer(MAX_QUEUED, lane("last"), 0.0)
+    at_the_bound = lanes.is_full
+    [key] = lanes.take(1.0)
+    lanes.done(key, OK, 2.0)
+    before_it_is_kept = lanes.is_full
+    lanes.forget(key)
+
+    assert (with_room_for_one, at_the_bound, before_it_is_kept, lanes.is_full) == (False, True, True, False)
 
 
 def test_nothing_is_left_in_memory_of_what_is_over() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.mutation.__main__ import every, modules, sample
 from tests.mutation.bench import Bench
 from tests.mutation.explained import EXPLAINED
+from tests.mutation.kept import Kept
 from tests.mutation.mistakes import mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -105,13 +106,11 @@ def _bench(folder: Path, **tests: str) -> Bench:
 def test_tests_notice_a_mistake_or_not_and_the_module_is_as_before(tmp_path: Path) -> None:
     bench = _bench(tmp_path, sharp=SHARP, blunt=BLUNT, busy=BUSY)
     [excluded] = [m for m in mistakes(Path("src/clock.py"), SOURCE) if m.after == "<"]
+    sharp, blunt, busy = (f"tests/test_{name}.py" for name in ("sharp", "blunt", "busy"))
 
-    noticed = {
-        name: bench.notices(excluded, [f"tests/test_{name}.py"], takes_s=0)
-        for name in ("sharp", "blunt", "busy")
-    }
+    noticed = [bench.noticed_by(excluded, files, takes_s=0) for files in ([blunt, sharp], [blunt], [busy])]
 
-    assert noticed == {"sharp": True, "blunt": False, "busy": False}
+    assert noticed == [[sharp], (), ()]
     assert (bench.folder / "src" / "clock.py").read_bytes() == SOURCE
 
 
@@ -128,3 +127,19 @@ def test_the_lines_that_a_file_of_tests_runs_are_known_if_it_passes(tmp_path: Pa
         "idle": {},
         "failing": None,
     }
+
+
+def test_what_was_found_holds_until_a_file_is_not_what_it_was_when_the_run_began(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    steady, edited = tmp_path / "tests" / "test_steady.py", tmp_path / "tests" / "test_edited.py"
+    steady.write_text(SHARP)
+    edited.write_text(BLUNT)
+
+    run = Kept(tmp_path / "kept.json", tmp_path)
+    edited.write_text(SHARP)  # While it runs: its copies of the project have the other one.
+    run.keep("steady", 1, ["tests/test_steady.py"])
+    run.keep("edited", 2, ["tests/test_steady.py", "tests/test_edited.py"])
+
+    assert (run.get("steady"), run.get("edited")) == (1, 2)
+    later = Kept(tmp_path / "kept.json", tmp_path)
+    assert (later.get("steady"), later.get("edited")) == (1, None)

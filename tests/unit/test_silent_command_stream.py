@@ -155,3 +155,14 @@ def test_what_is_remembered_stays_bounded() -> None:
     moment = unanswered.note(at(1000))
     assert moment is not None
     assert at(1000) - LIMIT - timedelta(seconds=2) <= moment <= at(1000) - LIMIT
+
+
+def test_after_an_answer_the_next_silence_is_counted_from_its_own_beginning() -> None:
+    unanswered = Unanswered(LIMIT)
+    for second in range(LIMIT_S - 1):
+        unanswered.note(at(second))
+    unanswered.answered()
+
+    moments = [unanswered.note(at(100 + second)) for second in range(LIMIT_S + 1)]
+
+    assert moments == [*[None] * LIMIT_S, at(100)]

@@ -1,7 +1,6 @@
 """Pages over tenants, for both databases: where one begins, where it ends, how several are one."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -167,20 +166,13 @@ def _edge_of(place: Place | None, tenant_id: TenantId) -> Edge:
     return Edge(at, _FIRST_ID if whose < tenant_id else _LAST_ID)
 
 
-def merged_shares(found: Sequence[Sequence[Any]], spans: int, limit: int) -> list[Shares]:
-    """Return one answer for the sinks: span, tenant, how many, and how many of all tenants, in each row."""
-    of, totals = [Counter[TenantId]() for _ in range(spans)], [0] * spans
-    for rows_of_sink in found:
-        of_all = dict[int, int]()
-        for nth, tenant, count, total in rows_of_sink:
-            of[nth][TenantId(tenant)] += count
-            of_all[nth] = total
-        for nth, total in of_all.items():
-            totals[nth] += total
-    return [
-        Shares(total, dict(sorted(each.items(), key=lambda share: (-share[1], share[0]))[:limit]))
-        for each, total in zip(of, totals, strict=True)
-    ]
+def shares_of(found: Iterable[Any], spans: int) -> list[Shares]:
+    """Return the shares in each span, from rows of span, tenant, how many, and how many of all tenants."""
+    of, totals = [dict[TenantId, int]() for _ in range(spans)], [0] * spans
+    for nth, tenant, count, total in found:
+        of[nth][TenantId(tenant)] = count
+        totals[nth] = total
+    return [Shares(total, each) for total, each in zip(totals, of, strict=True)]
 
 
 def merged_glances(found: Sequence[Sequence[Any]], at_most: int) -> list[Glance]:

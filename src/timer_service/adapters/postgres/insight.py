@@ -13,8 +13,8 @@ from timer_service.adapters.insight_pages import (
     PagedInsight,
     after_prefix,
     merged_glances,
-    merged_shares,
     page_sql,
+    shares_of,
     text_of,
 )
 from timer_service.adapters.postgres.connections import Connections
@@ -78,16 +78,19 @@ FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS span(since, until, nth) O
 _LOAD_OF_TENANT: Final = _LOAD.replace("WHERE state", "WHERE tenant_id = $3 AND state")
 
 # By the index of turns, which has tenant and due time; span by span, so that each is a range of it.
+_COUNTED: Final = f"""
+SELECT tenant_id, count(*) AS n FROM timer_schedules
+WHERE state = 'Scheduled' AND sink = 0 AND {BUCKET} BETWEEN span.first AND span.last
+  AND due_at >= span.since::timestamptz AND due_at < span.until::timestamptz
+GROUP BY tenant_id
+"""  # noqa: S608
 _SHARES: Final = f"""
-SELECT (nth - 1)::integer, share.tenant_id, share.n, share.total
+SELECT (nth - 1)::integer, share.*
 FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[])
   WITH ORDINALITY AS span(since, until, first, last, nth), LATERAL (
-    SELECT tenant_id, n, (sum(n) OVER ())::bigint AS total FROM (
-      SELECT tenant_id, count(*) AS n FROM timer_schedules
-      WHERE state = 'Scheduled' AND sink = 0 AND {BUCKET} BETWEEN span.first AND span.last
-        AND due_at >= span.since::timestamptz AND due_at < span.until::timestamptz
-      GROUP BY tenant_id) AS found
-    ORDER BY n DESC, tenant_id LIMIT $5) AS share
+    SELECT tenant_id, sum(n)::bigint AS n, (sum(sum(n)) OVER ())::bigint
+    FROM ({" UNION ALL ".join(rows.for_sink(_COUNTED, sink) for sink in Sink)}) AS found
+    GROUP BY tenant_id ORDER BY n DESC, tenant_id LIMIT $5) AS share
 """  # noqa: S608
 
 _PENDING: Final = "FROM timer_schedules WHERE tenant_id = wanted.tenant AND state = 'Scheduled' AND sink = 0"
@@ -124,8 +127,7 @@ class PostgresInsight(PagedInsight[list[Any]]):
         """Count by tenant, in one pass for each sink."""
         moments, buckets = [*map(rows.text, edges)], [*map(bucket_of, edges)]
         wanted = [moments[:-1], moments[1:], buckets[:-1], buckets[1:], limit]
-        found = [await self._answers.ask(rows.for_sink(_SHARES, sink), *wanted) for sink in Sink]
-        return merged_shares(found, len(edges) - 1, limit)
+        return shares_of(await self._answers.ask(_SHARES, *wanted), len(edges) - 1)
 
     async def glance(
         self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int

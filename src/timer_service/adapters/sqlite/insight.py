@@ -16,8 +16,8 @@ from timer_service.adapters.insight_pages import (
     PagedInsight,
     after_prefix,
     merged_glances,
-    merged_shares,
     page_sql,
+    shares_of,
     text_of,
 )
 from timer_service.adapters.sqlite.questions import NOBODY, Questions
@@ -86,18 +86,21 @@ SELECT (SELECT count(*) FROM timer_schedules INDEXED BY timer_schedules_pending
 FROM json_each(:spans) ORDER BY key
 """
 
-# By an index that has all that is asked for, in one pass.
-_SHARES: Final = """
-SELECT nth, tenant_id, n, total FROM (
-  SELECT nth, tenant_id, n, sum(n) OVER (PARTITION BY nth) AS total,
-    row_number() OVER (PARTITION BY nth ORDER BY n DESC, tenant_id) AS place
-  FROM (
-    SELECT key AS nth, tenant_id, count(*) AS n
-    FROM json_each(:spans) CROSS JOIN timer_schedules INDEXED BY timer_schedules_due
-    WHERE sink = 0 AND pending_due_ms >= value ->> 0 AND pending_due_ms < value ->> 1
-    GROUP BY key, tenant_id))
-WHERE place <= :limit
+# By an index that has all that is asked for, in one pass for each sink.
+_COUNTED: Final = """
+SELECT key AS nth, tenant_id, count(*) AS n
+FROM json_each(:spans) CROSS JOIN timer_schedules INDEXED BY timer_schedules_due
+WHERE sink = 0 AND pending_due_ms >= value ->> 0 AND pending_due_ms < value ->> 1
+GROUP BY key, tenant_id
 """
+_SHARES: Final = f"""
+SELECT nth, tenant_id, n, total FROM (
+  SELECT nth, tenant_id, sum(n) AS n, sum(sum(n)) OVER (PARTITION BY nth) AS total,
+    row_number() OVER (PARTITION BY nth ORDER BY sum(n) DESC, tenant_id) AS place
+  FROM ({" UNION ALL ".join(rows.for_sink(_COUNTED, sink) for sink in Sink)})
+  GROUP BY nth, tenant_id)
+WHERE place <= :limit
+"""  # noqa: S608
 
 _PENDING: Final = """
 FROM timer_schedules INDEXED BY timer_schedules_pending
@@ -138,8 +141,7 @@ class SqliteInsight(PagedInsight[dict[str, Any]]):
     async def shares(self, edges: Sequence[datetime], limit: int) -> Sequence[Shares]:
         """Count by tenant, in one pass for each sink."""
         wanted = {"spans": _spans(edges), "limit": limit}
-        found = [await self._ask(rows.for_sink(_SHARES, sink), wanted, COUNTING) for sink in Sink]
-        return merged_shares(found, len(edges) - 1, limit)
+        return shares_of(await self._ask(_SHARES, wanted, COUNTING), len(edges) - 1)
 
     async def glance(
         self, tenants: Sequence[TenantId], now: datetime, soon: datetime, at_most: int
