@@ -61,10 +61,15 @@ def measure_isolation(bench: Bench) -> Iterator[Figure]:
     yield from _greedy(bench)
 
 
-def _against(what: str, arrivals: list[Arrival], trouble_ms: int, goal: Goal = BESIDE) -> Iterator[Figure]:
-    """Compare what was due before the trouble began with what was due after."""
-    before = [each.lateness_ms for each in arrivals if each.due_ms < trouble_ms]
-    beside = [each.lateness_ms for each in arrivals if each.due_ms >= trouble_ms]
+Round = tuple[list[Arrival], int]
+"""What arrived, and when the trouble began."""
+
+
+def _against(what: str, rounds: list[Round], goal: Goal = BESIDE) -> Iterator[Figure]:
+    """Compare what was due before the trouble began with what was due after, of all rounds together."""
+    each_of = [(each, trouble_ms) for arrivals, trouble_ms in rounds for each in arrivals]
+    before = [each.lateness_ms for each, trouble_ms in each_of if each.due_ms < trouble_ms]
+    beside = [each.lateness_ms for each, trouble_ms in each_of if each.due_ms >= trouble_ms]
     for label, share in {"p50": 0.5, "p99": 0.99}.items():
         limit = percentile(before, share)
         yield Figure(PART, f"{what}: {label}", percentile(beside, share), "ms", "without", limit, goal)
@@ -72,6 +77,14 @@ def _against(what: str, arrivals: list[Arrival], trouble_ms: int, goal: Goal = B
 
 def _hanging(bench: Bench) -> Iterator[Figure]:
     """Let one tenant's callbacks go to a receiver that never answers."""
+    rounds = [_hanging_once(bench) for _ in range(bench.plan.isolation_rounds)]
+    name = f"beside {bench.plan.hanging:,} due callbacks of another tenant to a receiver that hangs"
+    yield from _against(f"callbacks {name}", [called for called, _ in rounds])
+    yield from _against(f"timers on the bus {name}", [fired for _, fired in rounds])
+
+
+def _hanging_once(bench: Bench) -> tuple[Round, Round]:
+    """Return the callbacks of the other tenant, and the timers on the bus."""
     span_s, count = bench.plan.isolation_s, bench.plan.hanging
     each = int(2 * span_s * RATE)
     hanging = CallbackReceiver(Receiving(1, DRAIN_TIMEOUT_S, hang=True))
@@ -89,9 +102,7 @@ def _hanging(bench: Bench) -> Iterator[Figure]:
             called, fired = receiver.arrivals(), listener.arrivals()
     finally:
         hanging.stop()
-    name = f"beside {count:,} due callbacks of another tenant to a receiver that hangs"
-    yield from _against(f"callbacks {name}", called, trouble_ms)
-    yield from _against(f"timers on the bus {name}", fired, trouble_ms)
+    return (called, trouble_ms), (fired, trouble_ms)
 
 
 def _broker_away(bench: Bench) -> Iterator[Figure]:
@@ -108,11 +119,17 @@ def _broker_away(bench: Bench) -> Iterator[Figure]:
         time.sleep(max(0.0, (trouble_ms - now_ms()) / 1000))
         parts.broker.process.kill()
         called = receiver.arrivals()
-    yield from _against(f"callbacks while the broker is away for {away_s:g} s", called, trouble_ms)
+    yield from _against(f"callbacks while the broker is away for {away_s:g} s", [(called, trouble_ms)])
 
 
 def _receivers_away(bench: Bench) -> Iterator[Figure]:
     """Let all receivers go away; their tenants have had callbacks before, and so have their keys."""
+    rounds = [_receivers_away_once(bench) for _ in range(bench.plan.isolation_rounds)]
+    name = f"timers on the bus beside {bench.plan.hanging:,} due callbacks, all receivers away"
+    yield from _against(name, rounds)
+
+
+def _receivers_away_once(bench: Bench) -> Round:
     span_s, count = bench.plan.isolation_s, bench.plan.hanging
     each = int(2 * span_s * RATE)
     receiver = CallbackReceiver(Receiving(TENANTS, DRAIN_TIMEOUT_S))
@@ -128,9 +145,7 @@ def _receivers_away(bench: Bench) -> Iterator[Figure]:
         listener = Listener(parts.broker, each, DRAIN_TIMEOUT_S)
         check_in_time(due_ms)
         receiver.arrivals()
-        fired = listener.arrivals()
-    name = f"timers on the bus beside {count:,} due callbacks, all receivers away"
-    yield from _against(name, fired, trouble_ms)
+        return listener.arrivals(), trouble_ms
 
 
 def _first_due(rows_to_write: int) -> int:
@@ -201,7 +216,7 @@ def _greedy(bench: Bench) -> Iterator[Figure]:
         value, limit = percentile(beside.took_ms, share), percentile(alone.took_ms, share)
         name = f"create beside another tenant's flood: {label}"
         yield Figure(PART, name, value, "ms", "without", limit, NEIGHBOUR)
-    yield from _against("callbacks beside another tenant's flood", called, trouble_ms, NEIGHBOUR)
+    yield from _against("callbacks beside another tenant's flood", [(called, trouble_ms)], NEIGHBOUR)
     yield Figure(PART, "requests of the flood that were refused (429)", refused, "")
 
 

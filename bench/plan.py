@@ -30,6 +30,8 @@ class Plan:
     callback_s: float = 8.0
     callback_pending: tuple[int, int] = (10_000, 1_000_000)
     isolation_s: float = 10.0
+    isolation_rounds: int = 3
+    """How often a sudden backlog is measured, with and without it: a machine is slower in some minutes."""
     hanging: int = 10_000
     broker_away_s: float = 60.0
     lanes: int = 100_000
@@ -83,6 +85,7 @@ QUICK = Plan(
     callback_s=2.0,
     callback_pending=(1_000, 20_000),
     isolation_s=2.0,
+    isolation_rounds=1,
     hanging=500,
     broker_away_s=2.0,
     lanes=2_000,
