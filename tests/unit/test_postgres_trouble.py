@@ -142,6 +142,29 @@ async def test_after_a_time_out_the_connection_and_after_a_failover_all_connecti
     assert (connection.closed, len(calls)) == (closed, expired)
 
 
+async def test_whoever_is_cancelled_within_a_question_stays_so_and_gives_back_a_closed_connection() -> None:
+    connection = FakeConnection()
+    given_back: list[bool] = []
+
+    async def acquire(*, timeout: float) -> FakeConnection:
+        return connection
+
+    async def release(lent: FakeConnection, *, timeout: float) -> None:
+        given_back.append(lent.closed)
+
+    async def ask() -> None:
+        async with Connections(pool, "here", asked=True).connection():
+            await asyncio.Event().wait()
+
+    pool: Any = SimpleNamespace(acquire=acquire, release=release)
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait({asking})
+
+    assert (asking.cancelled(), given_back) == (True, [True])
+
+
 # The start
 
 
