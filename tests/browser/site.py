@@ -105,7 +105,10 @@ async def _furnish(site: Site) -> None:
         await asyncio.gather(
             *(
                 timers.schedule(
-                    f"order-{each}", timedelta(minutes=3 * each * number), correlation_id=f"cart {each}"
+                    f"order-{each}",
+                    timedelta(minutes=3 * each * number),
+                    correlation_id=f"cart {each}",
+                    confirm=True,  # They are there before a job looks for them.
                 )
                 for each in range(1, 40 // number)
             ),
