@@ -26,6 +26,7 @@ from timer_service.domain.delivery import (
     Unreachable,
 )
 from timer_service.domain.errors import StoreBusy
+from timer_service.domain.lanes import MAX_QUEUED, Lanes
 from timer_service.domain.messages import TenantId, TimerKey, firing_id
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.delivery_store import (
@@ -43,7 +44,7 @@ from timer_service.service.pauses import CLOCK_STEP_S
 from timer_service.testing import ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
 from timer_service.waiting import RightOfWay, owned
-from timer_service.workflows.deliver_callbacks import MAX_FOUND_AGAIN
+from timer_service.workflows.deliver_callbacks import MAX_FOUND_AGAIN, WaitingList
 from timer_service.workflows.hold_back import HoldBack
 
 CALLBACK = Callback("https://shop.example/hooks")
@@ -479,6 +480,17 @@ async def test_what_was_missed_is_found_behind_all_that_waits() -> None:
         await pass_time(rig, 2 * MAX_LOOK_INTERVAL_S, 0.1)
 
     assert set(Counter(request.service_call_id for request in sender.sent).values()) == {2}
+
+
+async def test_what_is_known_is_not_looked_at_while_no_more_is_taken_in() -> None:
+    deliveries = _LongList({})
+    lanes = Lanes[TimerKey]()
+    for n in range(MAX_QUEUED):
+        lanes.offer((TenantId(ACME), call(f"order-{n}")), (TenantId(ACME), f"https://{n}.example"), 0.0)
+
+    is_last = await WaitingList(deliveries, lanes).look_at_known(at(0), 0.0)
+
+    assert (is_last, deliveries.pages) == (True, 0)
 
 
 def test_a_look_at_what_is_known_rests_after_each_page_and_as_long_as_it_took_after_the_last() -> None:

@@ -289,10 +289,10 @@ def test_the_first_visit_waits_for_a_short_count_and_later_ones_show_the_last() 
     loop = VirtualLoop()
 
     async def scene() -> list[tuple[datetime | None, float]]:
-        insight, shown = Unhurried(0.04), []
+        insight, shown = Unhurried(0.025), []
         desk = DueDesk(insight, loop.time)
         async with desk.running():
-            for moment, takes_s in ((NOW, 0.04), (at(30), 0.04), (at(600), 0.06)):
+            for moment, takes_s in ((NOW, 0.025), (at(30), 0.025), (at(600), 0.04)):
                 insight.takes_s, began_s = takes_s, loop.time()
                 due = await desk.due(moment, Span.HOUR, None)
                 shown.append((None if due is None else due.at, round(loop.time() - began_s, 3)))
@@ -304,5 +304,5 @@ def test_the_first_visit_waits_for_a_short_count_and_later_ones_show_the_last() 
     finally:
         loop.close()
 
-    # With nothing to show, 40 ms are waited for, but not 60; with an older count, a fifth of that.
-    assert shown == [(NOW, 0.04), (NOW, 0.01), (None, 0.05)]
+    # With nothing to show, 25 ms are waited for, but not 40; with an older count, a third of that.
+    assert shown == [(NOW, 0.025), (NOW, 0.01), (None, 0.03)]

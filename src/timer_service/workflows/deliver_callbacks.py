@@ -96,7 +96,9 @@ class WaitingList:
             self.next_attempt_at = page.next_attempt_at
 
     async def look_at_known(self, now: datetime, now_s: float) -> bool:
-        """Take in what was missed in one page of all that waits; return whether that was the last one."""
+        """Take in what was missed in one page of all that waits; return whether that was the last for now."""
+        if self.lanes.is_full:
+            return True
         limit = MAX_FOUND if self._store.is_shared else MAX_FOUND_AGAIN
         page = await self._store.due(now, limit, after=self._seen_again)
         for each in page.found:

@@ -17,7 +17,7 @@ from timer_service.waiting import owned
 
 WAIT_S: Final = 0.01
 """For so long a visit waits for a new count; then it shows the last one, or none."""
-FIRST_WAITS: Final = 5
+FIRST_WAITS: Final = 3
 """So many times as long where there is nothing to show yet: an hour of a million timers takes 15 ms."""
 FRESH_S: Final = 5.0
 """For so long all viewers share what was counted."""
