@@ -1,15 +1,12 @@
 """A clock that stands until it is moved: only once everybody has finished with the present moment."""
 
-import os
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 from tests.simulation.clock_planted import PLANTED, planted
 from tests.simulation.clock_seeds import run_clock_seed
+from tests.support.elsewhere import printed_elsewhere
 
 SEEDS = range(16)
 CAUGHT_BY = {
@@ -56,14 +53,7 @@ def test_a_seed_tells_the_same_story_every_time_and_in_another_process() -> None
         "from tests.simulation.clock_seeds import run_clock_seed\n"
         f"print(*[run_clock_seed(seed).trace_hash for seed in {seeds}])"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    there = printed_elsewhere(code)
 
     assert [asdict(tally) for tally in again] == [asdict(tally) for tally in here]
-    assert there.stdout.split() == [tally.trace_hash for tally in here]
+    assert there == [tally.trace_hash for tally in here]

@@ -1,11 +1,7 @@
 """Two workers of durable functions: every run ends right, whatever a seed chooses to happen to them."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +9,7 @@ from tests.simulation.flow_databases import SharedSqlite
 from tests.simulation.flow_plan import FAULTS, LOSING, make_flow_plan
 from tests.simulation.flow_planted import CAUGHT_BY_SEEDS, PLANTED_IN_SEEDS, planted
 from tests.simulation.flow_seeds import flow_database, run_flow_seed
+from tests.support.elsewhere import printed_elsewhere
 
 SEEDS = range(24)
 
@@ -60,17 +57,10 @@ def test_a_seed_tells_the_same_story_every_time_and_in_another_process(database:
         f"with flow_database() as database: told = [run_flow_seed(seed, database) for seed in {seeds}]\n"
         "print(*[tally.trace_hash for tally in told], *[tally.steps for tally in told])"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    there = printed_elsewhere(code)
 
     assert [asdict(tally) for tally in again] == [asdict(tally) for tally in here]
-    assert there.stdout.split() == [*(t.trace_hash for t in here), *(str(t.steps) for t in here)]
+    assert there == [*(t.trace_hash for t in here), *(str(t.steps) for t in here)]
 
 
 def test_the_seeds_meet_every_kind_of_fault() -> None:

@@ -1,8 +1,5 @@
 """Hundreds of short lives of the service, each with its own load and faults, each the same every time."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict
 from io import StringIO
@@ -13,6 +10,7 @@ import pytest
 from tests.simulation import __main__ as runner
 from tests.simulation.plan import SEEDS, make_plan
 from tests.simulation.world import FAULT_KINDS, Tally, Workshop, run_seed
+from tests.support.elsewhere import printed_elsewhere
 
 PARTS = 2
 
@@ -108,16 +106,9 @@ def test_a_seed_tells_the_same_story_in_another_process(shop: Workshop) -> None:
         f"with workshop() as shop: told = [run_seed(seed, *shop) for seed in {seeds}]\n"
         "print(*[tally.trace_hash for tally in told], *[tally.steps for tally in told])"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONHASHSEED": "1234", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    there = printed_elsewhere(code)
 
-    assert there.stdout.split() == [*(t.trace_hash for t in here), *(str(t.steps) for t in here)]
+    assert there == [*(t.trace_hash for t in here), *(str(t.steps) for t in here)]
 
 
 def test_the_seeds_meet_every_kind_of_fault() -> None:
