@@ -40,10 +40,9 @@ from timer_service.ports.delivery_store import (
 )
 from timer_service.service.deliver import MAX_KEPT, MAX_LOOK_INTERVAL_S, Rescan
 from timer_service.service.fire import HAND_OVER_PAUSE_S, Firing, over_http
-from timer_service.service.pauses import CLOCK_STEP_S
-from timer_service.testing import ScriptedSender
+from timer_service.testing import ManualClock, ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
-from timer_service.waiting import RightOfWay, owned
+from timer_service.waiting import owned
 from timer_service.workflows.deliver_callbacks import MAX_FOUND_AGAIN, WaitingList
 from timer_service.workflows.hold_back import HoldBack
 
@@ -341,25 +340,33 @@ async def test_what_comes_due_right_after_a_hand_over_waits_for_the_next_one() -
     assert handed_over == [["order-1"]]
 
 
-class _AboutToBeTaken(RightOfWay):
-    """A right of way that a timer on the bus takes in ten milliseconds, whatever time it is."""
+class _Noting(ManualClock):
+    """A clock that notes each wait among what else happens, and stands: none of them takes any time."""
 
-    @property
-    def expected_in_s(self) -> float:
-        return 0.01 - CLOCK_STEP_S
+    def __init__(self) -> None:
+        super().__init__()
+        self.happened: list[str | float] = []
+
+    async def wait(self, seconds: float, wake: asyncio.Event) -> None:
+        self.happened.append(round(seconds, 6))
+        await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("batch_took_s", "before"), [(0.02, 2), (0.0, 6)])
-@pytest.mark.parametrize("on_the_bus", [False, True])
+@pytest.mark.parametrize(
+    ("batch_took_s", "happened"),
+    [
+        (0.02, ["order-1", "order-2", 0.01, "order-3", 0.01, "order-4", "order-5", 0.01, "order-6", 0.01]),
+        (0.0, ["order-1", "order-2", "order-3", "order-4", "order-5", "order-6", 0.01]),
+    ],
+)
 async def test_a_batch_of_a_backlog_begins_only_if_it_is_over_before_the_next_due_time(
-    batch_took_s: float, before: int, *, on_the_bus: bool
+    batch_took_s: float, happened: list[str | float]
 ) -> None:
+    clock = _Noting()
     rig = Rig(sender=ScriptedSender())
     elapsed_s = itertools.count(0.0, batch_took_s)
-    way = _AboutToBeTaken() if on_the_bus else rig.around.right_of_way
-    around = replace(rig.around, elapsed_s=lambda: next(elapsed_s), right_of_way=way)
-    handed_over: list[str] = []
-    route = over_http(around, lambda events: handed_over.extend(str(e.service_call_id) for e in events))
+    around = replace(rig.around, clock=clock, elapsed_s=lambda: next(elapsed_s))
+    route = over_http(around, lambda events: clock.happened.extend(str(e.service_call_id) for e in events))
     firing = Firing(
         around,
         poll_interval_s=POLL_S,
@@ -372,14 +379,13 @@ async def test_a_batch_of_a_backlog_begins_only_if_it_is_over_before_the_next_du
     )
     for n in range(1, 7):
         await ask(rig, f"order-{n}", 0)
-    if not on_the_bus:
-        await ask(rig, "punctual", 0.01, tenant=GLOBEX)
+    await ask(rig, "punctual", 0.01, tenant=GLOBEX)
 
-    async with asyncio.TaskGroup() as firings, owned(firing.run(firings)):
-        await rig.clock.until_waits(1)
+    async with asyncio.TaskGroup() as firings, owned(firing.run(firings)), asyncio.timeout(PATIENCE_S):
+        while len(clock.happened) < len(happened):
+            await asyncio.sleep(0)
 
-    first_wait_s = POLL_S if on_the_bus and not batch_took_s else 0.01
-    assert (len(handed_over), round(rig.clock.waits[0], 6)) == (before, first_wait_s)
+    assert clock.happened[: len(happened)] == happened
 
 
 def test_only_where_one_writer_serves_all_hand_overs_pause() -> None:

@@ -14,7 +14,7 @@ from timer_service.ports.command_source import CommandBacklog
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import DueTimers
-from timer_service.service.pauses import Pauses
+from timer_service.service.pauses import BatchTimes, Pauses
 from timer_service.service.surroundings import Surroundings
 from timer_service.waiting import Backoff, Over, unless
 from timer_service.workflows.catch_up import CatchUp
@@ -52,6 +52,12 @@ class Unmarked:
             await self._ended.wait()
         wanted = max(1, self._batch_size // 2) if draining else self._batch_size
         return min(wanted, self._max_timers - self._timers)
+
+    async def none(self) -> None:
+        """Wait until all that is published is marked."""
+        while self._claims:
+            self._ended.clear()
+            await self._ended.wait()
 
     @contextmanager
     def claim(self) -> Iterator[Callable[[int], None]]:
@@ -145,7 +151,7 @@ class Firing:
         self._sink = route.sink
         self._fired = route.fired
         self._goes_first = route.goes_first
-        self._pause_s = route.pause_s
+        self._batch = BatchTimes(route.pause_s)
         self._clock = around.clock
         self._questions = around.questions
         self._right_of_way, self._bus_first = around.right_of_way, around.before_callbacks
@@ -162,7 +168,6 @@ class Firing:
         self._nothing_to_come = False
         self._asking = False
         self._elapsed_s = around.elapsed_s
-        self._batch_took_s = 0.0
 
     @property
     def warnings(self) -> dict[str, str]:
@@ -197,12 +202,12 @@ class Firing:
                 await self._clock.wait(self._backoff.next_s(), self._stopping)
                 continue
             self._backoff.reset()
-            if report.confirmed and self._pause_s:
-                # Not by our clock: a virtual one stands still while there is something to do.
-                await asyncio.sleep(self._pause_s)
-            if draining and self._pause_s:
+            if draining and self._batch.pause_s:
                 next_due_at = await self._store.next_due_at(report.looked_at)
-                await self._pauses.make_way(next_due_at, self._batch_took_s, self._stopping)
+                await self._pauses.make_way(next_due_at, self._batch, self._unmarked.none, self._stopping)
+            elif report.confirmed and self._batch.pause_s:
+                # Not by our clock: a virtual one stands still while there is something to do.
+                await asyncio.sleep(self._batch.pause_s)
             if not draining:
                 await self._sleep_until(next_look_at, report.looked_at)
             elif not report.confirmed and not report.failed:
@@ -288,7 +293,7 @@ class Firing:
         if report.marked < len(report.confirmed):
             self._wake.set()
         if len(report.confirmed) == limit:
-            self._batch_took_s = self._elapsed_s() - began_s
+            self._batch.took(self._elapsed_s() - began_s)
         self._fired(report, time.perf_counter() - started)
         if not published.done():
             published.set_result(report)

@@ -1,15 +1,34 @@
 """How long a loop that fires timers waits before it looks again."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from timer_service.service.surroundings import Surroundings
+from timer_service.waiting import RightOfWay
 
 MAX_WAY_S: Final = 0.05
 """A batch of a backlog waits no longer than this for a timer that is due next."""
 CLOCK_STEP_S: Final = 0.001
+MAX_MADE_WAY: Final = 2
+"""So often in a row; where no batch ever fits in, a backlog goes on all the same."""
+SHORTER: Final = 0.9
+"""One quick batch does not mean that the next is quick: what a batch takes is believed to fall by so much."""
+
+
+@dataclass(slots=True)
+class BatchTimes:
+    """How long the batches of a backlog take, and the pause after each."""
+
+    pause_s: float
+    takes_s: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Note what a full batch took."""
+        self.takes_s = max(seconds, SHORTER * self.takes_s)
 
 
 class Pauses:
@@ -17,30 +36,48 @@ class Pauses:
 
     def __init__(self, around: Surroundings, *, poll_interval_s: float, is_expected: bool) -> None:
         self._clock = around.clock
-        self._right_of_way = around.right_of_way
+        self._right_of_way, self._before_callbacks = around.right_of_way, around.before_callbacks
         self._poll_interval_s = poll_interval_s
         self._is_expected = is_expected
         self._polled_at: datetime | None = None
+        self._made_way = 0
 
     async def sleep(self, next_look_at: datetime | None, looked_at: datetime, wake: asyncio.Event) -> None:
         """Sleep until a moment or the end of the poll interval, whichever comes first, or the event."""
         seconds = min(self._poll_interval_s, self._seconds_until(self._next_poll(looked_at)))
         if next_look_at is not None:
             seconds = min(seconds, self._seconds_until(next_look_at))
-        with self._expected(seconds):
+        with self._expected(self._right_of_way, seconds), self._expected(self._before_callbacks, seconds):
             await self._clock.wait(seconds, wake)
 
-    async def make_way(self, next_due_at: datetime | None, batch_took_s: float, wake: asyncio.Event) -> None:
-        """Wait for the next due time, on the bus or here, if a batch of a backlog is not over before it."""
-        seconds = self._right_of_way.expected_in_s + CLOCK_STEP_S
-        if next_due_at is not None:
-            seconds = min(seconds, self._seconds_until(next_due_at))
-        if seconds < min(batch_took_s, MAX_WAY_S):
-            await self._clock.wait(seconds, wake)
+    async def make_way(
+        self,
+        next_due_at: datetime | None,
+        batch: BatchTimes,
+        marked: Callable[[], Awaitable[None]],
+        wake: asyncio.Event,
+    ) -> None:
+        """Rest after a batch of a backlog; wait for the next due time if no other batch is over before it."""
+        if self._free_s(next_due_at) > MAX_WAY_S:
+            await asyncio.sleep(batch.pause_s)
+            return
+        await marked()  # The next batch would wait for that, and be over later than it seems.
+        free_s = self._free_s(next_due_at)
+        if free_s - CLOCK_STEP_S >= batch.takes_s or self._made_way >= MAX_MADE_WAY:
+            self._made_way = 0
+            return
+        self._made_way += 1
+        await self._clock.wait(free_s, wake)
 
-    def _expected(self, seconds: float) -> AbstractContextManager[None]:
+    def _free_s(self, next_due_at: datetime | None) -> float:
+        """Return how long nothing else is due; by a clock that counts whole milliseconds, one too much."""
+        # Never too little: a wait that ends just before the due time ends at the worst moment to begin.
+        seconds = self._right_of_way.expected_in_s + 2 * CLOCK_STEP_S
+        return seconds if next_due_at is None else min(seconds, self._seconds_until(next_due_at))
+
+    def _expected(self, way: RightOfWay, seconds: float) -> AbstractContextManager[None]:
         """Say when the bus looks again, by a clock that counts whole milliseconds: it may be one earlier."""
-        return self._right_of_way.expected(seconds - CLOCK_STEP_S) if self._is_expected else nullcontext()
+        return way.expected(seconds - CLOCK_STEP_S) if self._is_expected else nullcontext()
 
     def _next_poll(self, looked_at: datetime) -> datetime:
         """Return when the poll interval is over: looks in between do not put off the poll."""

@@ -20,6 +20,9 @@ from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 MAX_ROUNDS: Final = 4
 """How often what some tenants leave of a claim is offered to those that have more."""
 
+MAX_PUT_OFF: Final = 4
+"""So many looks in a row find only what comes due under a backlog; the next goes on with that, too."""
+
 _due_at: Final = itemgetter(2)
 _place: Final = itemgetter(2, 1)
 
@@ -89,8 +92,8 @@ class Looks:
         self._backlog = False
         self._places = Places()
         self._ahead: Ahead | None = None
-        self._goes_on = True
-        """Whether the last look went on with a backlog."""
+        self._put_off = 0
+        """How many looks there were since one went on with a backlog."""
 
     def saved(self, timers: Collection[Timer]) -> None:
         """Look for what is due among timers that were saved."""
@@ -119,10 +122,10 @@ class Looks:
         if punctual and not self._backlog:
             self._tenants.found_all(now_ms)
             return punctual, False
-        # At least every other look goes on with a backlog: what comes due meanwhile may be much, too.
-        self._goes_on = not punctual or not self._goes_on
-        if not self._goes_on:
+        if punctual and self._put_off < MAX_PUT_OFF:
+            self._put_off += 1
             return punctual, True
+        self._put_off = 0
         # By age, the timers of a tenant that is held back would have to be passed one by one.
         if not held_back.tenants and not self._backlog:
             passed = _keys((*claimed, *held_back.timers))
