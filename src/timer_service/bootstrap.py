@@ -234,6 +234,8 @@ def _service(
             deliveries=deliveries,
             sender=sender,
             elapsed_s=parts.elapsed_s,
+            # On a clock that somebody moves, time would wait for the rest, and the rest for time.
+            spares_receivers=parts.travel is None,
         ),
         poll_interval_s=settings.polling_interval / 1000,
         batch_size=settings.batch_size,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from timer_service.config import load_settings
 from timer_service.domain.callback import Callback, RetryPolicy
 from timer_service.domain.delivery import Answered, CallbackRequest
 from timer_service.domain.messages import Position
+from timer_service.domain.pace import MAX_FAILURES
 from timer_service.service.run import run_service
 from timer_service.testing import START, MemoryTimerStore, ScriptedSender
 from timer_service.testing.kit import running_service
@@ -265,14 +267,15 @@ async def test_before_the_service_has_made_its_streams_time_waits_for_it(
     assert "stream not found" in look.unsettled[0]
 
 
+@pytest.mark.parametrize("callbacks", [1, MAX_FAILURES + 2], ids=["one", "so many that a receiver rests"])
 async def test_callbacks_and_their_retries_follow_the_virtual_clock(
-    shared_broker: NatsServer, prefix: str
+    shared_broker: NatsServer, prefix: str, callbacks: int
 ) -> None:
-    tries: list[datetime] = []
+    tries = defaultdict[str, list[datetime]](list)
 
-    def fail_once(_: CallbackRequest) -> Answered:
-        tries.append(clock.now())
-        return Answered(200 if len(tries) > 1 else 503)
+    def fail_once(request: CallbackRequest) -> Answered:
+        tries[request.service_call_id].append(clock.now())
+        return Answered(503 if request.attempt == 1 else 200)
 
     @asynccontextmanager
     async def sender(*_: object, **__: object) -> AsyncIterator[ScriptedSender]:
@@ -284,11 +287,11 @@ async def test_callbacks_and_their_retries_follow_the_virtual_clock(
     async with open_virtual_service(settings, "one", clock, parts) as virtual:
         running = asyncio.ensure_future(run_service(virtual.service, stop))
         callback = Callback("https://shop.example/", retry=RetryPolicy(delays=(timedelta(hours=5),)))
-        await virtual.store.decide(
-            [replace(schedule("order-1", DAY.total_seconds()), callback=callback)], START
-        )
+        names = [f"order-{number}" for number in range(callbacks)]
+        timers = [replace(schedule(name, DAY.total_seconds()), callback=callback) for name in names]
+        await virtual.store.decide(timers, START)
         await virtual.walk.advance_to(START + 3 * DAY)
         stop.set()
         await running
 
-    assert tries == [START + DAY, START + DAY + timedelta(hours=5)]
+    assert tries == {name: [START + DAY, START + DAY + timedelta(hours=5)] for name in names}

@@ -30,6 +30,8 @@ class Surroundings:
     deliveries: DeliveryQueue | None = None
     sender: CallbackSender | None = None
     """Without these two no timer fires over HTTP."""
+    spares_receivers: bool = True
+    """Whether a receiver that fails is given a rest."""
     work_log: WorkLog = field(default_factory=WorkLog)
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     elapsed_s: Callable[[], float] = time.monotonic
