@@ -43,6 +43,7 @@ FOUND = {
     264: "nothing so far: a timer is changed here between its event and its mark",
     522: "requests for a due timer kept it from firing until they gave up",
     843: "tenants whom nobody had heard for days asked again while the service was to be idle",
+    1613: "a store that was busy between two batches of a backlog of callbacks ended the service",
     1706: "a cancel through the stream came too late, and a call found the timer cancelled",
     1793: "as 522, with three requests",
     1906: "as 30025, before the message that had taken the place was delivered",

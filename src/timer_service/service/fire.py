@@ -198,14 +198,14 @@ class Firing:
                     report = await self._look(firings, limit)
                     draining = report.more
                     next_look_at = None if draining else await self._next_look(report)
+                if draining and self._batch.pause_s:
+                    next_due_at = await self._store.next_due_at(report.looked_at)
+                    await self._pauses.make_way(next_due_at, self._batch, self._unmarked.none, self._stopping)
             except TransientError:
                 await self._clock.wait(self._backoff.next_s(), self._stopping)
                 continue
             self._backoff.reset()
-            if draining and self._batch.pause_s:
-                next_due_at = await self._store.next_due_at(report.looked_at)
-                await self._pauses.make_way(next_due_at, self._batch, self._unmarked.none, self._stopping)
-            elif report.confirmed and self._batch.pause_s:
+            if report.confirmed and not draining and self._batch.pause_s:
                 # Not by our clock: a virtual one stands still while there is something to do.
                 await asyncio.sleep(self._batch.pause_s)
             if not draining:
