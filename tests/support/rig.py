@@ -44,6 +44,7 @@ class Rig:
         max_held_back: int = MAX_ENTRIES,
         sender: ScriptedSender | None = None,
         gives_way_s: float = 0.005,
+        spares_receivers: bool = True,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -62,6 +63,7 @@ class Rig:
             deliveries=self.store.deliveries,
             sender=sender,
             gives_way_s=gives_way_s,
+            spares_receivers=spares_receivers,
             elapsed_s=lambda: self.clock.elapsed_s,
         )
         self.service = Service(

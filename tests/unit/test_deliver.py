@@ -28,6 +28,7 @@ from timer_service.domain.delivery import (
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.lanes import MAX_QUEUED, Lanes
 from timer_service.domain.messages import TenantId, TimerKey, firing_id
+from timer_service.domain.pace import MAX_FAILURES
 from timer_service.domain.timer import Outcome, TimerState
 from timer_service.ports.delivery_store import (
     ClaimedDelivery,
@@ -386,6 +387,36 @@ async def test_a_batch_of_a_backlog_begins_only_if_it_is_over_before_the_next_du
             await asyncio.sleep(0)
 
     assert clock.happened[: len(happened)] == happened
+
+
+async def test_a_store_that_is_busy_between_batches_of_a_backlog_ends_nothing() -> None:
+    store = FragileStore()
+    store.deliveries.gathers_s = 0.001
+    rig = Rig(sender=ScriptedSender(), batch_size=2, store=store)
+    names = [f"order-{n}" for n in range(1, 7)]
+    for name in names:
+        await ask(rig, name, 0)
+    store.fail("next_due_at", *[StoreBusy("the store is busy")] * 3)
+
+    async with asyncio.timeout(PATIENCE_S), rig.running() as running:
+        while not running.done() and {rig.state(name) for name in names} != {TimerState.REACHED}:
+            rig.clock.advance(0.1)
+            await asyncio.sleep(0)
+
+    assert {rig.state(name) for name in names} == {TimerState.REACHED}
+
+
+@pytest.mark.parametrize("spares", [True, False])
+async def test_only_if_receivers_are_spared_is_one_that_keeps_failing_given_a_rest(*, spares: bool) -> None:
+    sender, callbacks = ScriptedSender(lambda _: Answered(500)), 2 * MAX_FAILURES
+    rig = Rig(sender=sender, spares_receivers=spares)
+    for n in range(callbacks):
+        await ask(rig, f"order-{n}", 0)
+
+    async with rig.running():
+        await pass_time(rig, 1)
+
+    assert (len(sender.sent) < callbacks) is spares
 
 
 def test_only_where_one_writer_serves_all_hand_overs_pause() -> None:

@@ -166,20 +166,6 @@ def test_a_receiver_that_is_gone_is_tried_by_one_request_when_its_time_comes() -
     assert lanes.open_breakers == 1
 
 
-def test_without_sparing_receivers_one_that_is_gone_is_given_its_attempts_all_the_same() -> None:
-    lanes = Lanes[int](spares=False)
-    begun = list[int]()
-
-    for number in range(2 * MAX_FAILURES):
-        lanes.offer(number, lane("acme"), now_s=0.0)
-        begun += (taken := lanes.take(0.0))
-        for key in taken:
-            lanes.done(key, DOWN, 0.0)
-            lanes.forget(key)
-
-    assert (begun, lanes.open_breakers) == (list(range(2 * MAX_FAILURES)), 0)
-
-
 def test_the_end_of_a_pause_finds_nobody_where_nothing_waits_any_more() -> None:
     lanes = Lanes[int]()
     for n in range(50):

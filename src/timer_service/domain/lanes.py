@@ -56,14 +56,10 @@ class _Tenant:
 
 
 class Lanes(Generic[K]):
-    """Attempts that wait and those under way; all times are seconds of a clock that never leaps.
+    """Attempts that wait and those under way; all times are seconds of a clock that never leaps."""
 
-    With `spares` false, a receiver that fails is given no rest: what waits for it goes by its schedule alone.
-    """
-
-    def __init__(self, slots: int = MAX_SLOTS, *, spares: bool = True) -> None:
+    def __init__(self, slots: int = MAX_SLOTS) -> None:
         self._slots = slots
-        self._spares = spares
         self._under_way = 0
         self._queues: dict[Lane, _Queue[K]] = {}
         self._tenants: dict[TenantId, _Tenant] = {}
@@ -165,8 +161,7 @@ class Lanes(Generic[K]):
             spent_s = max(0.001, now_s - began_s)
             tenant.used_s += spent_s - charged_s
             tenant.usual_s += _SMOOTHING * (spent_s - tenant.usual_s)
-            if self._spares:
-                queue.pace = queue.pace.after(result, now_s)
+            queue.pace = queue.pace.after(result, now_s)
         self._make_ready(lane, queue, now_s)
 
     def forget(self, key: K) -> None:

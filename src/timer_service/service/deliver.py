@@ -65,7 +65,8 @@ class Delivering:
         self._metrics = around.metrics
         self._work_log = around.work_log
         self._in_turns = around.in_turns
-        self._waiting = WaitingList(store, Lanes[TimerKey](slots, spares=around.spares_receivers))
+        self._spares_receivers = around.spares_receivers
+        self._waiting = WaitingList(store, Lanes[TimerKey](slots))
         self._backoff = Backoff(around.chance)
         self._keep_backoff = Backoff(around.chance)
         self._stop_grace_s = stop_grace_s
@@ -174,7 +175,8 @@ class Delivering:
         result = None
         try:
             made = await attempt(claimed, sender=self._sender, clock=self._clock, chance=self._chance)
-            result = made.result
+            # Without a result, nothing is learned of the receiver.
+            result = made.result if self._spares_receivers else None
             self._unkept.append(made)
             self._ended.set()
         finally:
