@@ -247,6 +247,7 @@ def _clock_counts(tally: ClockTally) -> dict[str, int]:
         "times it was moved": tally.moves,
         "events at these": tally.events,
         "reactions to them": tally.reactions,
+        "callbacks on that clock": tally.callbacks,
     }
 
 

@@ -23,6 +23,15 @@ PLANTED: dict[str, Callable[[], Change]] = {
     "what came due during the look is passed over": lambda: rewritten(
         Settling, "_look", ("if counts.overdue or attempts.found or after != before:", "if False:")
     ),
+    "time moves on while a callback is under way": lambda: rewritten(
+        Settling,
+        "_look",
+        ("if callbacks:", "if False:"),
+        ("if counts.overdue or attempts.found or after", "if counts.overdue or after"),
+    ),
+    "time jumps over a retry": lambda: rewritten(
+        Settling, "_look", ("(counts.next_due_at, attempts.next_attempt_at)", "(counts.next_due_at,)")
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from nats.js.errors import NotFoundError
 
 from tests.simulation.broker import COMMANDS, EVENTS, Broker, Message, Position, Stored, matches
 from tests.simulation.client import SimulatedNats
+from tests.simulation.clock_hooks import BATCH, GATHERS_S, Hooks
 from tests.simulation.loop import PROCESS, VirtualLoop
 from tests.simulation.process import Machine, logs_heard, settings
 from tests.support.messages import cancel, decode, encode, parse, schedule
@@ -24,8 +25,11 @@ from timer_service.adapters.nats.bus import NatsBus, NatsMeans
 from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.session import SessionMeans
 from timer_service.bootstrap import Parts, open_service
+from timer_service.config import Settings
+from timer_service.ports.time_travel import TimeTravel
 from timer_service.service.run import Service, run_service
 from timer_service.testing import START
+from timer_service.testing.deliveries import MemoryDeliveries
 from timer_service.testing.settling import Settling
 from timer_service.testing.virtual import in_memory
 from timer_service.testing.virtual_clock import VirtualClock
@@ -58,6 +62,7 @@ class ClockTally:
     moves: int = 0
     events: int = 0
     reactions: int = 0
+    callbacks: int = 0
 
 
 @dataclass
@@ -117,6 +122,7 @@ class ClockWorld:
         self.broker.latency_s = self.random.choice((0.001, 0.02, 0.2))
         self.clock = Watched(START)
         self.clock.before_move = self._before_move
+        self._hooks = Hooks(seed, self.clock, self.note, self.violated)
         self._timers: dict[Key, _Timer] = {}
         self._messages = 0
         self._only_next = False
@@ -231,10 +237,14 @@ class ClockWorld:
         due = [key for key, t in self._timers.items() if t.due_at and not t.reached and t.due_at <= now]
         busy = [each.name for each in self._consumers if each.pending or each.unanswered]
         commands = len(self.broker.streams[COMMANDS].messages)
-        return f"due {due}, consumers {busy}, {commands} commands" if due or busy or commands else ""
+        called = self._hooks.unsettled(now)
+        if not (due or busy or commands or called):
+            return ""
+        return f"due {due}, consumers {busy}, {commands} commands, callbacks {called}"
 
     def _next_due(self) -> datetime | None:
-        return min((t.due_at for t in self._timers.values() if t.due_at and not t.reached), default=None)
+        due = [t.due_at for t in self._timers.values() if t.due_at and not t.reached]
+        return min([*due, *self._hooks.next_due()], default=None)
 
     def _before_move(self, target: datetime) -> None:
         self.tally.moves += 1
@@ -252,7 +262,7 @@ class ClockWorld:
         process, stores = _Process(), list[Store]()
         token = PROCESS.set(process)
         try:
-            async with open_service(settings(api_port=0), parts=self._parts(stores)) as service:
+            async with open_service(self._settings(), parts=self._parts(stores)) as service:
                 stop = asyncio.Event()
                 running = self.loop.create_task(run_service(service, stop))
                 PROCESS.reset(token)
@@ -261,6 +271,9 @@ class ClockWorld:
                 await running
         except Exception as error:
             self.violated(f"{type(error).__name__}: {error}")
+
+    def _settings(self) -> Settings:
+        return settings(api_port=1, batch_size=BATCH) if self._hooks.has_any else settings(api_port=0)
 
     def _parts(self, stores: list[Store]) -> Parts:
         nats = SimulatedNats(self.broker, lambda *_: None, lambda *_: None)
@@ -272,7 +285,9 @@ class ClockWorld:
                 chance=Random(f"clock-chance-{self.tally.seed}").random,
                 elapsed_s=self.loop.time,
                 make_bus=partial(NatsBus, means=means),
-                open_sender=lambda *_, **__: nullcontext(None),
+                open_sender=self._hooks.sender if self._hooks.has_any else lambda *_, **__: nullcontext(None),
+                serve_api=lambda *_, **__: nullcontext(None),
+                travel=cast(TimeTravel, object()),
             )
         )
         return _keeping(parts, stores)
@@ -285,8 +300,12 @@ class ClockWorld:
         for _ in range(self.random.randint(1, 4)):
             for _ in range(self.random.randint(0, 6)):
                 self._wish("user")
+            if self._hooks.has_any:
+                await self._hooks.ask(store)
             await self._advance(walk)
         await self._advance(walk, HOUR * 24 * 365)
+        self._hooks.judge()
+        self.tally.callbacks = self._hooks.calls
         if (left := self._next_due()) is not None:
             self.violated(f"a timer of {left} has not fired")
 
@@ -366,6 +385,8 @@ def _keeping(parts: Parts, stores: list[Store]) -> Parts:
     async def opened(*arguments: Any) -> AsyncIterator[OpenedStore]:
         async with parts.open_store(*arguments) as store:
             stores.append(store.store)
+            # As where one writer serves all: batches of a backlog are handed over with pauses.
+            cast(MemoryDeliveries, store.store.deliveries).gathers_s = GATHERS_S
             yield store
 
     return replace(parts, open_store=opened)
