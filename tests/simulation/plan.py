@@ -142,6 +142,8 @@ class Plan:
     def punctual_s(self) -> float:
         """How late a timer may be while nothing is wrong: a few batches and all requests in a row."""
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
+        if self.hooks:  # The one writer takes turns: a hand-over and a group of outcomes come in between.
+            batch_s += 16 * self.disk_latency_s
         batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
         # However large a batch may be, a look takes only timers of tenants that it knows of. Of that many
         # looks each takes half of the longest on average.

@@ -47,6 +47,7 @@ FOUND = {
     1706: "a cancel through the stream came too late, and a call found the timer cancelled",
     1793: "as 522, with three requests",
     1906: "as 30025, before the message that had taken the place was delivered",
+    1995: "what the writer does for callbacks was not counted in how late a timer may be on a slow disk",
     2891: "a receiver with more failures left than the judge had pauses for was taken for a lost callback",
     3385: "as 522, with a slow disk",
     3924: "many tenants were taken in turns, and the looks that learn of two at a time were not waited for",
