@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import linear_regression
+from statistics import fmean, linear_regression
 
 from tests.support.guarantees import conclude, exceeded
 from tests.torture.site import Site
@@ -50,6 +50,7 @@ async def soak(
         "early": len(found.early),
         **{f"most {name}": round(max(look[name] for _, look in looks), 1) for name in looks[0][1]},
         **{f"growth per hour: {name}": round(growth(warm, name), 2) for name in looks[0][1]},
+        **{f"memory in MB, {part} third": round(each, 1) for part, each in thirds(warm, "memory in MB")},
         "seconds": round(seconds),
     }
     return counts, found.violations + site.ended_by_itself
@@ -58,6 +59,14 @@ async def soak(
 def growth(looks: Sequence[Look], name: str) -> float:
     """Return how much more of it is taken per hour, by a straight line through all looks."""
     return linear_regression([at for at, _ in looks], [look[name] for _, look in looks]).slope * HOUR_S
+
+
+def thirds(looks: Sequence[Look], name: str) -> Iterator[tuple[str, float]]:
+    """Return the mean of each third of all looks: what fills up grows less and less, what leaks does not."""
+    size = -(-len(looks) // 3)
+    for number, part in enumerate(("first", "second", "last")):
+        values = [look[name] for _, look in looks[number * size : (number + 1) * size]]
+        yield part, fmean(values or [looks[-1][1][name]])
 
 
 def main() -> int:

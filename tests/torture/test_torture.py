@@ -10,7 +10,7 @@ from tests.support.broker import NatsServer
 from tests.torture.__main__ import BROKER, SERVICE, torture
 from tests.torture.kills import kill_at
 from tests.torture.ledger import Findings, Firing, Ledger, Order
-from tests.torture.soak import growth
+from tests.torture.soak import growth, thirds
 
 KEY = ("acme", "order-1")
 DUE_MS = 1_800_000_000_000
@@ -95,3 +95,9 @@ def test_what_is_taken_more_of_is_told_per_hour() -> None:
     looks = [(60.0 * minute, {"memory": 70.0 + minute, "files": 30.0}) for minute in range(30)]
 
     assert (round(growth(looks, "memory"), 6), growth(looks, "files")) == (60.0, 0.0)
+
+
+def test_whether_it_fills_up_or_leaks_is_told_by_thirds() -> None:
+    looks = [(60.0 * minute, {"memory": float(min(minute, 10))}) for minute in range(30)]
+
+    assert list(thirds(looks, "memory")) == [("first", 4.5), ("second", 10.0), ("last", 10.0)]
