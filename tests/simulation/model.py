@@ -455,12 +455,13 @@ class Model:
         if before is None:
             return
         self.counts.published_again += 1
-        if kind != before.kind and firing not in self.fired:
-            return  # It has expired since; the first was refused.
+        purged = any(version.row is None for version in self.history[firing[:2]])
+        if kind != before.kind and (purged or firing not in self.fired):
+            return  # It has expired since; the first was refused, or nothing is remembered of it.
         if before.event_id != event_id:
             self._violated("I3", f"{firing} was published again under another id")
         confirmed_at = before.confirmed_at
-        if any(version.row is None for version in self.history[firing[:2]]):
+        if purged:
             return  # Beyond its retention nothing is remembered of a timer.
         now = self.around.now()
         if before.life != life and not self.around.is_repetition_explained(before.at, now):
@@ -539,7 +540,9 @@ class Model:
         if firing in self.fired and not duplicate:
             self.counts.stored_again += 1
         purged = any(version.row is None for version in self.history[firing[:2]])
-        if self.told.setdefault(firing, payload["_tag"]) != payload["_tag"] and not purged:
+        if purged:  # The newest counts: nothing was remembered of the one before.
+            self.told[firing] = payload["_tag"]
+        elif self.told.setdefault(firing, payload["_tag"]) != payload["_tag"]:
             self._violated("I3", f"{firing} was told as {self.told[firing]} and as {payload['_tag']}")
         if firing not in self.fired:
             self.counts.fired += 1

@@ -144,7 +144,10 @@ class Plan:
         batch_s = 3 * self.net_latency_s + 16 * self.disk_latency_s + 0.005
         if self.hooks:  # The one writer takes turns: a hand-over and a group of outcomes come in between.
             batch_s += 16 * self.disk_latency_s
-        batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / self.batch_size
+        # Under a backlog a look takes half of a batch.
+        batches = 3 + len({(s.wish.tenant, s.wish.call) for s in self.sendings}) / max(
+            1, self.batch_size // 2
+        )
         # However large a batch may be, a look takes only timers of tenants that it knows of. Of that many
         # looks each takes half of the longest on average.
         tenants = len({s.wish.tenant for s in self.sendings if s.wish.kind == "schedule"})
