@@ -8,8 +8,11 @@ from tests.simulation.pair import make_pair_plan, run_pair
 from tests.simulation.planted import PLANTED_IN_PAIRS, planted
 from tests.simulation.server import Postgres, postgres
 
-SEEDS = (3, 11, 54, 74, 285)
-"""Quick ones, some of them without a fault; `make simulate` plays many more."""
+SEEDS = (3, 11, 54, 74, 77, 285)
+"""Quick ones, some of them without a fault; `make simulate` plays many more.
+
+77: one instance had applied what the broker then lost; the other took new commands for the lost ones.
+"""
 CAUGHT_BY = {"two instances claim one timer": 74, "two instances claim one callback": 11}
 
 

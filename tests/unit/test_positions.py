@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from nats.errors import Error as NatsError
 
+from tests.support.timers import at, schedule
 from timer_service.adapters.nats.incoming import Delivery
 from timer_service.adapters.nats.positions import (
     BEGIN_TRIES,
@@ -138,3 +140,25 @@ async def test_a_tail_whose_places_were_given_away_is_missed_before_anything_is_
 
     assert asked[0] == 5
     assert positions.is_current(before) is not is_lost
+
+
+@pytest.mark.parametrize(("stored_us", "is_lost"), [(900, True), (700, False), (0, False)])
+async def test_a_tail_that_another_instance_has_applied_is_missed_too(stored_us: int, is_lost: bool) -> None:
+    """What was delivered here is still in its place; what the other one applied beyond it is not."""
+    store = MemoryTimerStore()
+    ours, theirs = new_positions(store), new_positions(store)
+    for positions in (ours, theirs):
+        await positions.learn(told(StreamEnd(CREATED_US, 5, 500)))
+    ours.of(Delivery(5, 1, 500))
+    applied = theirs.of(Delivery(7, 1, 700))
+    assert applied is not None
+    await store.apply([replace(schedule(), position=applied)], at(0))
+    before = ours.epoch
+    in_place = {5: 500, 7: stored_us}
+
+    async def stored(sequence: int) -> int:
+        return in_place[sequence]
+
+    await ours.learn(told(StreamEnd(CREATED_US, 9, 950)), stored)
+
+    assert ours.is_current(before) is not is_lost

@@ -84,7 +84,8 @@ class CommandPositions:
         begun: StreamEpoch | None = None
         for _ in range(BEGIN_TRIES):
             # Before the stream is asked: what is applied or delivered from here on is in its answer as well.
-            known, seen = await self._store.stream_epochs(), self._seen
+            known = await self._store.stream_epochs()
+            seen = self._known_to_all(known)
             end = await ask()
             if self.epoch == seen.stream_created_us and 0 < seen.sequence <= end.last_sequence:
                 self._overwritten |= 0 < seen.stored_us < await stored_us(seen.sequence)
@@ -97,6 +98,13 @@ class CommandPositions:
             if await self._store.begin_epoch(fresh):  # If not, another instance was first: look again.
                 begun = fresh
         raise NatsError("the epochs of the command stream change too often")
+
+    def _known_to_all(self, known: Sequence[StreamEpoch]) -> Position:
+        """Return the newest message that was seen, here or by an instance that has applied it since."""
+        applied = newest_position(known)
+        if applied.stream_created_us == self._seen.stream_created_us:
+            self._see(applied)
+        return self._seen
 
     def _use(self, epochs: Sequence[StreamEpoch], end: StreamEnd, begun: StreamEpoch | None) -> None:
         newest, before = epochs[-1], self._seen
