@@ -196,7 +196,8 @@ class FlowWorld:
         def define(flows: Flows) -> None:
             self._define(flows, made)
 
-        made.append(Process(self.loop, self._database, self._service.broker, self._timers, define, told))
+        around = self._service.broker, self._timers
+        made.append(Process(self.loop, self._database, *around, define, told, answers_late=False))
         return made[0]
 
     def _ended(self, process: Process) -> None:
