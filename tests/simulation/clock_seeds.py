@@ -33,7 +33,7 @@ from timer_service.testing.deliveries import MemoryDeliveries
 from timer_service.testing.settling import Settling
 from timer_service.testing.virtual import in_memory
 from timer_service.testing.virtual_clock import VirtualClock
-from timer_service.testing.walk import Walk, WalkLimits
+from timer_service.testing.walk import Walk
 from timer_service.wiring.stores import OpenedStore, Store
 
 HOUR = timedelta(hours=1)
@@ -43,8 +43,6 @@ MAX_REACTIONS = 25
 """So that a chain of reactions ends."""
 LAG_S = 0.02
 """By which the broker's counters may be behind what it has stored."""
-LIMITS = WalkLimits(settle_timeout_s=2.0, moment_timeout_s=4.0)
-"""Of real time, which only a hang takes."""
 
 Key = tuple[str, str]
 T = TypeVar("T")
@@ -270,7 +268,7 @@ class ClockWorld:
                 stop.set()
                 await running
         except Exception as error:
-            self.violated(f"{type(error).__name__}: {error}")
+            self.violated(repr(error))
 
     def _settings(self) -> Settings:
         return settings(api_port=1, batch_size=BATCH) if self._hooks.has_any else settings(api_port=0)
@@ -296,7 +294,7 @@ class ClockWorld:
         while service.health().problems:
             await asyncio.sleep(0.01)
         settling = Settling(cast(Client, _Counters(self)), "timer", store, self.clock)
-        walk = Walk(self.clock, settling, lambda: service.health().problems, LIMITS)
+        walk = Walk(self.clock, settling, lambda: service.health().problems)
         for _ in range(self.random.randint(1, 4)):
             for _ in range(self.random.randint(0, 6)):
                 self._wish("user")

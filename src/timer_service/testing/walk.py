@@ -1,7 +1,6 @@
 """Move virtual time from due time to due time, and wait at each for everybody whom it concerns."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,19 +66,20 @@ class Walk:
 
     async def settle(self) -> Look:
         """Wait until nothing is left to do at this time; raise NotSettled with who has not finished."""
-        started = moved = time.monotonic()
+        passed_s = asyncio.get_running_loop().time
+        started = moved = passed_s()
         look = await self._settling.look()
         pause_s = FIRST_PAUSE_S
         while look.unsettled:
             await asyncio.sleep(pause_s)
             before, look = look, await self._settling.look()
             if look.progress != before.progress:
-                moved, pause_s = time.monotonic(), FIRST_PAUSE_S
+                moved, pause_s = passed_s(), FIRST_PAUSE_S
             else:
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            if time.monotonic() - moved > self._limits.settle_timeout_s:
+            if passed_s() - moved > self._limits.settle_timeout_s:
                 raise self._not_settled(look, f"nothing has happened for {self._limits.settle_timeout_s:g} s")
-            if time.monotonic() - started > self._limits.moment_timeout_s:
+            if passed_s() - started > self._limits.moment_timeout_s:
                 raise self._not_settled(look, f"not finished after {self._limits.moment_timeout_s:g} s")
         return look
 
@@ -89,9 +89,10 @@ class Walk:
             if target < self.now():
                 now, then = format_time(self.now()), format_time(target)
                 raise ValueError(f"time cannot go back: it is already {now}, later than {then}")
-            started = time.monotonic()
+            passed_s = asyncio.get_running_loop().time
+            started = passed_s()
             published, look = await self._settling.published(), await self.settle()
-            while self.now() < target and (max_s is None or time.monotonic() - started < max_s):
+            while self.now() < target and (max_s is None or passed_s() - started < max_s):
                 look = await self._step(look, target)
             return Walked(self.now(), look.published - published, self.now() >= target)
 
