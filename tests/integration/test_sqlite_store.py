@@ -149,9 +149,9 @@ async def test_what_is_written_is_written_safely(
     assert await value(store._writer.connection, f"PRAGMA {pragma}") == expected
 
 
-async def test_every_connection_has_a_cache_of_16_mib(store: SqliteTimerStore) -> None:
-    for connection in (store._writer.connection, store._reader):
-        assert await value(connection, "PRAGMA cache_size") == -16_384
+async def test_who_writes_has_a_large_cache_and_who_reads_a_small_one(store: SqliteTimerStore) -> None:
+    assert await value(store._writer.connection, "PRAGMA cache_size") == -16_384
+    assert await value(store._reader, "PRAGMA cache_size") == -2_048
 
 
 async def test_the_second_connection_waits_too_and_cannot_write(store: SqliteTimerStore) -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from timer_service.adapters.migrations import Migration
 from timer_service.adapters.rows import text
-from timer_service.adapters.sqlite.connections import Driver, connect, tune, uri, wait_at_most
+from timer_service.adapters.sqlite.connections import CACHE_KIB, Driver, connect, tune, uri, wait_at_most
 from timer_service.adapters.sqlite.errors import translated
 from timer_service.adapters.sqlite.limits import DEFAULT_LIMITS, SqliteLimits
 from timer_service.adapters.sqlite.ownership import sole_owner
@@ -113,7 +113,7 @@ async def prepare(
     mark_new: bool = False,
 ) -> None:
     """Set what the file and the writing connection need, and bring the schema up to date."""
-    await tune(writer)
+    await tune(writer, CACHE_KIB)
     # Before the first table: space freed by retention can then be given back step by step.
     await writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
     await writer.execute("PRAGMA journal_mode = WAL")
