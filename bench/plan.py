@@ -30,8 +30,8 @@ class Plan:
     callback_s: float = 8.0
     callback_pending: tuple[int, int] = (10_000, 1_000_000)
     isolation_s: float = 10.0
-    isolation_rounds: int = 3
-    """How often a sudden backlog is measured, with and without it: a machine is slower in some minutes."""
+    isolation_rounds: int = 5
+    """How often a sudden backlog or a flood is measured, with and without it; the median counts."""
     hanging: int = 10_000
     broker_away_s: float = 60.0
     lanes: int = 100_000

@@ -19,6 +19,7 @@ from timer_service.adapters.http.deliveries import DeliveryHandlers
 from timer_service.adapters.http.dry_run import DryRunHandlers
 from timer_service.adapters.http.openapi import documents
 from timer_service.adapters.http.pending import PendingLimit
+from timer_service.adapters.http.refusals import Refusals
 from timer_service.adapters.http.rest import compact_routes, delivery_routes, dry_run_routes, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
 from timer_service.adapters.no_broker import NoBroker
@@ -130,7 +131,7 @@ class Site:
             burst=self.burst,
             receive_timeout_s=self.receive_timeout_s,
             max_body_bytes=2 * self.max_payload_bytes,
-            too_many_after_s=self.too_many_after_s,
+            refusals=Refusals(self.too_many_after_s, apart_s=0.0),
         )
         return self
 

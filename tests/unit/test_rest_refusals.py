@@ -1,6 +1,7 @@
 """What the REST API refuses: the documented code, a pointer to the field, nothing changed, nothing leaked."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ import pytest
 from tests.support.rest import KEYS, Site
 from tests.support.timers import ACME, GLOBEX, at
 from timer_client.wire import format_time
-from timer_service.adapters.http.api import MAX_HELD_BACK
 from timer_service.adapters.http.auth import WRONG_KEYS_PER_MINUTE
 from timer_service.adapters.http.bodies import MAX_OBJECTS
+from timer_service.adapters.http.refusals import MAX_HELD_BACK, Refusals
 from timer_service.domain.api_keys import Scope
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import ServiceCallId, TenantId
@@ -324,6 +325,17 @@ async def test_whoever_asks_too_often_waits_for_the_refusal_and_nobody_else_does
             task.cancel()
 
     assert (answered, other.status) == ([429], 200)
+
+
+def test_those_of_one_tenant_who_are_refused_together_do_not_come_back_together() -> None:
+    refusals = Refusals(after_s=0.1, apart_s=0.02)
+
+    with ExitStack() as held:
+        waits = [held.enter_context(refusals.held_back(who, 5.0)) for who in (ACME, ACME, ACME, GLOBEX)]
+    with refusals.held_back(ACME, 5.0) as later:
+        pass
+
+    assert [round(wait_s, 6) for wait_s in (*waits, later)] == [0.1, 0.12, 0.14, 0.1, 0.1]
 
 
 async def test_a_body_that_does_not_come_in_time_is_given_up() -> None:

@@ -13,6 +13,7 @@ import structlog
 from timer_service.adapters.endpoints import FULL_RETRY_S, UNEXPECTED, error_of, too_many
 from timer_service.adapters.http.auth import Caller, Doorkeeper, TooManyTries
 from timer_service.adapters.http.problems import Problem, invalid
+from timer_service.adapters.http.refusals import Refusals
 from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
 from timer_service.domain.api_keys import Scope
 from timer_service.domain.errors import TransientError
@@ -22,10 +23,6 @@ MAX_BODY_BYTES: Final = 128 * 1024
 RECEIVE_TIMEOUT_S: Final = 10.0
 """From the head of a request to the last byte of its body."""
 MAX_QUERY_BYTES: Final = 8_192
-TOO_MANY_AFTER_S: Final = 0.1
-"""How long a 429 is held back: a client that waits for its answers can flood us no faster than that."""
-MAX_HELD_BACK: Final = 256
-"""Answers that are held back at once; beyond it they go out immediately."""
 _JSON: Final = "application/json"
 _TOO_MANY: Final = 429
 _CLOSING: Final = {"connection": "close"}
@@ -97,7 +94,7 @@ class ApiApp:
         turn_limits: TurnLimits | None = None,
         receive_timeout_s: float = RECEIVE_TIMEOUT_S,
         max_body_bytes: int = MAX_BODY_BYTES,
-        too_many_after_s: float = TOO_MANY_AFTER_S,
+        refusals: Refusals | None = None,
     ) -> None:
         self.routes: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -109,8 +106,7 @@ class ApiApp:
         self._turns: Turns[tuple[TenantId, asyncio.Future[None]]] = Turns(turn_limits)
         self._receive_timeout_s = receive_timeout_s
         self._max_body_bytes = max_body_bytes
-        self._too_many_after_s = too_many_after_s
-        self._held_back = 0
+        self._refusals = refusals or Refusals()
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -119,25 +115,21 @@ class ApiApp:
         started = time.perf_counter()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         route: Route | None = None
+        caller = _NOBODY
         try:
             route, name = self._route(scope)
-            answer = await self._answer(route, name, scope, headers, receive)
+            if route.scope is not None:
+                # First of all: of a stranger nothing is read and nothing is told.
+                caller = await self._caller(route.scope, scope, headers)
+            answer = await self._answer(route, name, caller, scope, headers, receive)
         except Exception as error:
             problem = error if isinstance(error, Problem) else _problem_of(error, route)
             answer = (route.failed if route is not None and route.failed else _as_problem)(problem)
         self._answered("rest" if route is None else route.name, answer.outcome, time.perf_counter() - started)
         if answer.status == _TOO_MANY:
-            await self._hold_back()
+            with self._refusals.held_back(caller.tenant_id, asyncio.get_running_loop().time()) as pause_s:
+                await asyncio.sleep(pause_s)
         await _respond(send, answer, with_body=scope["method"] != "HEAD")
-
-    async def _hold_back(self) -> None:
-        """Let a moment pass before somebody is told to slow down: to refuse costs as much as to serve."""
-        if self._held_back < MAX_HELD_BACK:
-            self._held_back += 1
-            try:
-                await asyncio.sleep(self._too_many_after_s)
-            finally:
-                self._held_back -= 1
 
     def _route(self, scope: Scope_) -> tuple[Route, str]:
         """Find the route of a path; ids may hold anything, so they are decoded after the path is split."""
@@ -159,13 +151,8 @@ class ApiApp:
             )
         return methods[method], name
 
-    async def _answer(
-        self, route: Route, name: str, scope: Scope_, headers: Mapping[str, str], receive: Receive
-    ) -> Answer:
-        query = _query(scope["query_string"])
-        if route.scope is None:
-            return await route.handler(Request(_NOBODY, headers, query, name))
-        # The key first: of a stranger nothing is read and nothing is told.
+    async def _caller(self, needed: Scope, scope: Scope_, headers: Mapping[str, str]) -> Caller:
+        """Return whose key it is, if that key allows what is asked for."""
         try:
             caller = await self._doorkeeper.caller(headers, (scope.get("client") or ("",))[0])
         except TooManyTries as error:
@@ -176,8 +163,22 @@ class ApiApp:
                 "send a valid key as X-API-Key, or as a bearer token in Authorization",
                 headers={"www-authenticate": "Bearer", **_CLOSING},
             )
-        if route.scope not in caller.scopes:
-            raise Problem("forbidden", f"the key lacks the scope {route.scope.value}", headers=_CLOSING)
+        if needed not in caller.scopes:
+            raise Problem("forbidden", f"the key lacks the scope {needed.value}", headers=_CLOSING)
+        return caller
+
+    async def _answer(
+        self,
+        route: Route,
+        name: str,
+        caller: Caller,
+        scope: Scope_,
+        headers: Mapping[str, str],
+        receive: Receive,
+    ) -> Answer:
+        query = _query(scope["query_string"])
+        if route.scope is None:
+            return await route.handler(Request(caller, headers, query, name))
         limits = self._admit(caller, route)
         try:
             body = await self._body(route, headers, receive) if route.media_types else b""
