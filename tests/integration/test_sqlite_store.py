@@ -570,6 +570,24 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     )
 
 
+async def test_a_path_that_is_too_long_for_sqlite_starts_no_thread(tmp_path: Path) -> None:
+    """Its thread would tell of the failure once more, and could find the event loop closed by then."""
+    folder = tmp_path
+    while len(str(folder)) < 600:  # More than the 512 bytes that SQLite takes.
+        folder /= "x" * 100
+    folder.mkdir(parents=True)
+    begun: list[str] = []
+
+    def driver(address: str, **options: Any) -> aiosqlite.Connection:
+        begun.append(address)
+        return aiosqlite.connect(address, **options)
+
+    text = await fails_to_open(folder / "timers.db", driver=driver)
+
+    assert text.endswith("TIMER_DB_PATH must be a file this user may create and write")
+    assert begun == []
+
+
 def test_a_sqlite_that_is_too_old_is_named() -> None:
     with pytest.raises(StoreFailed) as caught:
         require_sqlite((3, 37, 2))

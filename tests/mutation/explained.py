@@ -56,10 +56,6 @@ EXPLAINED: dict[str, str] = {
         "src/timer_service/workflows/catch_up.py: : RECENT_FENCES = 16 (16): '16' becomes '17'"
     ): "one look more is remembered, and older ones a seventeenth of the limit apart",
     (
-        "src/timer_service/adapters/sqlite/opening.py: open_sqlite_store: try_to_open(path) (0): "
-        "'try_to_open(path)' becomes 'pass'"
-    ): "connecting fails with the same words; aiosqlite ends its own thread by now",
-    (
         "src/timer_service/adapters/postgres/looks.py: : MAX_ROUNDS: Final = 5 (20): '5' becomes '6'"
     ): "the last places of a claim are shared out in one step more; that it is full and fair is tested",
     (

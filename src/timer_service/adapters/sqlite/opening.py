@@ -80,7 +80,7 @@ def require_sqlite(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> No
 
 
 def try_to_open(path: Path) -> None:
-    """Fail here and not on aiosqlite's thread, which a failing connect would leave behind."""
+    """Fail here and not on aiosqlite's thread, which might tell of it when the event loop is closed."""
     sqlite3.connect(uri(path), uri=True).close()
 
 
