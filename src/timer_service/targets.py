@@ -12,9 +12,6 @@ MAX_URL_BYTES: Final = 2_048
 MAX_REMEMBERED: Final = 2_048
 """URLs that were read before: most callbacks go to a few."""
 SCHEMES: Final = {"http": 80, "https": 443}
-ALLOWED_URL: Final = (
-    f"an http:// or https:// URL of at most {MAX_URL_BYTES} bytes, without user name, password or fragment"
-)
 
 Address = IPv4Address | IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -3,7 +3,6 @@
 import hmac
 import secrets
 from collections.abc import Sequence
-from functools import cached_property
 from hashlib import sha256
 from typing import Final
 
@@ -26,11 +25,6 @@ class SecretKeys:
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._first = keys[0] if keys else b""
         self._by_id = {_key_id(key): key for key in reversed(keys)}
-
-    @cached_property
-    def newest_id(self) -> str:
-        """The id of the key that seals now."""
-        return _key_id(self._first).hex()
 
     def seal(self, value: bytes, *place: str) -> bytes:
         """Seal a value for one place: a tenant, a timer, a name. It opens nowhere else."""

@@ -21,7 +21,6 @@ TimerKey = tuple[TenantId, ServiceCallId]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_EXPIRED = "\nTimerExpired"
 _VARIANTS = {f"{digit:x}": f"{0b1000 | digit & 0b0011:x}" for digit in range(16)}
 """The first digit of the second half of a UUID: its upper two bits are fixed."""
 
@@ -130,7 +129,7 @@ class TimerExpired(_Firing):
     __slots__ = ()
 
     # Its id is not that of the firing in whose place it stands.
-    _kind = _EXPIRED
+    _kind = "\nTimerExpired"
 
 
 Event = DueTimeReached | TimerExpired
@@ -151,11 +150,6 @@ def epoch_ms(moment: datetime) -> int:
 def firing_id(tenant_id: TenantId, service_call_id: ServiceCallId, generation: int, due_at: datetime) -> UUID:
     """Derive the UUIDv7 of a firing: its due time in front, a hash of its identity behind."""
     return UUID(_derived_id(tenant_id, service_call_id, generation, due_at))
-
-
-def expiry_id(tenant_id: TenantId, service_call_id: ServiceCallId, generation: int, due_at: datetime) -> UUID:
-    """Derive the UUIDv7 of an expiry: as that of a firing, with one line more in its identity."""
-    return UUID(_derived_id(tenant_id, service_call_id, generation, due_at, _EXPIRED))
 
 
 def _derived_id(
