@@ -18,8 +18,9 @@ from timer_service.domain.messages import CancelTimer, Command, ScheduleTimer, T
 from timer_service.domain.timer import Outcome, Timer
 from timer_service.ports.timer_insight import Place, TimerFilter, TimerInsight
 from timer_service.ports.timer_store import Decided
+from timer_service.right_of_way import GIVE_WAY_S, RightOfWay, in_turns
 from timer_service.timers import NEWEST, Timers
-from timer_service.waiting import GIVE_WAY_S, Backoff, Over, RightOfWay, in_turns, unless
+from timer_service.waiting import Backoff, Over, unless
 
 MAX_TIMERS: Final = 10_000
 """Of one job."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import timer_service
-from timer_service.waiting import InTurns
+from timer_service.right_of_way import InTurns
 
 PACKAGE = Path(timer_service.__file__).parent
 WATCHED = (
@@ -62,6 +62,7 @@ WATCHED = (
     "service/callbacks.py",
     "service/purge.py",
     "service/health.py",
+    "right_of_way.py",
     "waiting.py",
     "bootstrap.py",
 )

@@ -15,9 +15,9 @@ from timer_service.domain.messages import Command, TenantId
 from timer_service.ports.audit import Action
 from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
+from timer_service.right_of_way import RightOfWay
 from timer_service.testing.audit import MemoryAudit
 from timer_service.testing.secrets import MemorySecretStore
-from timer_service.waiting import RightOfWay
 from timer_service.wiring.page import PageParts, build_page, bulk_desk
 from timer_service.wiring.stores import OpenedStore
 

@@ -9,7 +9,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.support.pages import Pages
 from timer_service.adapters.http.pages.figures import FiguresDesk
 from timer_service.adapters.http.pages.live import KEPT_SAMPLES, SAMPLE_S, Live
-from timer_service.waiting import RightOfWay
+from timer_service.right_of_way import RightOfWay
 
 LONGEST_SILENCE_S = 15.0
 """Proxies close a connection after a minute without a byte, some of them after half of one."""

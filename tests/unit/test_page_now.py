@@ -18,8 +18,8 @@ from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import TimerState
 from timer_service.ports.health import Health, Recent
 from timer_service.ports.timer_insight import TimerFilter, TimerPage
+from timer_service.right_of_way import RightOfWay
 from timer_service.testing.insight import MemoryInsight
-from timer_service.waiting import RightOfWay
 from timer_service.wiring.page import build_page
 
 SECRET = "nats://10.0.0.7:4222 refuses: TimeoutError"

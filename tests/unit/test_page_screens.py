@@ -29,8 +29,9 @@ from timer_service.domain.errors import RightMissing
 from timer_service.domain.messages import ServiceCallId
 from timer_service.domain.timer import TimerState
 from timer_service.ports.health import Health
+from timer_service.right_of_way import RightOfWay
 from timer_service.testing import START
-from timer_service.waiting import RightOfWay, owned
+from timer_service.waiting import owned
 
 HOSTILE = ("<script>alert(1)</script>", "a\"b'c", "/../%2F+#?&x=1", "rtl\u202eevil", "{{7*7}}", "日本-ü")
 STRANGE = (

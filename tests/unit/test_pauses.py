@@ -7,8 +7,9 @@ import pytest
 
 from tests.support.rig import Rig
 from tests.support.timers import at
+from timer_service.right_of_way import RightOfWay
 from timer_service.service.pauses import MAX_MADE_WAY, MAX_WAY_S, BatchTimes, Pauses
-from timer_service.waiting import RightOfWay, owned
+from timer_service.waiting import owned
 
 PAUSE_S = 0.001
 NEXT_DUE_S = 0.01

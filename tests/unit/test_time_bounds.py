@@ -24,7 +24,7 @@ SHORT_BY_DEFAULT = re.compile(r"\.jetstream$|(client|connection)\.request$")
 VIRTUAL = "simulation"
 """Its time is made up: no machine is slow in it."""
 ALLOWED = {
-    ("test_waiting.py", "async with asyncio.timeout(0):"): "the time-out that is tested",
+    ("test_right_of_way.py", "async with asyncio.timeout(0):"): "the time-out that is tested",
     ("test_command_line.py", "async with asyncio.timeout(0.2):"): "tried again, up to PATIENCE_S",
     ("test_errors.py", "arrived.wait(0.01)"): "tried again, up to PATIENCE_S",
     ("test_streams.py", "ACK_WAIT_S = 17.0"): "a setting of the consumer, compared with what the broker has",

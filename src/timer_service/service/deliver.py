@@ -11,8 +11,9 @@ from timer_service.domain.lanes import MAX_SLOTS, Lane, Lanes
 from timer_service.domain.messages import Event, TimerKey
 from timer_service.ports.callback_sender import CallbackSender
 from timer_service.ports.delivery_store import ClaimedDelivery, DeliveryQueue
+from timer_service.right_of_way import TasksInTurns
 from timer_service.service.surroundings import Surroundings
-from timer_service.waiting import Backoff, TasksInTurns
+from timer_service.waiting import Backoff
 from timer_service.workflows.deliver_callbacks import Attempted, WaitingList, attempt
 
 MAX_LOOK_INTERVAL_S: Final = 5.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from timer_service.right_of_way import RightOfWay
 from timer_service.service.surroundings import Surroundings
-from timer_service.waiting import RightOfWay
 
 MAX_WAY_S: Final = 0.05
 """A batch of a backlog waits no longer than this for a timer that is due next."""

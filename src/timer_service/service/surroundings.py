@@ -13,7 +13,7 @@ from timer_service.ports.command_source import CommandSource
 from timer_service.ports.delivery_store import DeliveryQueue
 from timer_service.ports.event_sink import EventSink
 from timer_service.ports.timer_store import PatientStore
-from timer_service.waiting import GIVE_WAY_S, RightOfWay, TasksInTurns
+from timer_service.right_of_way import GIVE_WAY_S, RightOfWay, TasksInTurns
 from timer_service.workflows.open_questions import OpenQuestions
 
 

@@ -50,8 +50,9 @@ from timer_service.ports.clock import GuardedClock
 from timer_service.ports.health import Health, LatenessHistory, Recent
 from timer_service.ports.letter_box import LetterBox
 from timer_service.ports.time_travel import TimeTravel
+from timer_service.right_of_way import RightOfWay
 from timer_service.timers import Timers
-from timer_service.waiting import RightOfWay, owned
+from timer_service.waiting import owned
 from timer_service.wiring.stores import OpenedStore
 
 REMEDY: Final = "set TIMER_PAGE_HOST and TIMER_PAGE_PORT, or TIMER_PAGE_PORT=0 to disable it"

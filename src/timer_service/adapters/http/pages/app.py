@@ -29,7 +29,8 @@ from timer_service.adapters.http.pages.visit import (
     Visit,
     address,
 )
-from timer_service.waiting import GIVE_WAY_S, RightOfWay, first_done, in_turns, owned
+from timer_service.right_of_way import GIVE_WAY_S, RightOfWay, in_turns
+from timer_service.waiting import first_done, owned
 
 BASE: Final = "/ui/"
 MAX_BODY_BYTES: Final = 64 * 1024

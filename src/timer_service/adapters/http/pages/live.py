@@ -10,7 +10,8 @@ from typing import Final
 from timer_service.adapters.http.pages.figures import Figures, FiguresDesk, Tenants
 from timer_service.adapters.http.pages.visit import PageError, Stream
 from timer_service.domain.errors import TransientError
-from timer_service.waiting import GIVE_WAY_S, RightOfWay, in_turns, owned
+from timer_service.right_of_way import GIVE_WAY_S, RightOfWay, in_turns
+from timer_service.waiting import owned
 
 TICK_S: Final = 1.0
 SAMPLE_S: Final = 60.0
