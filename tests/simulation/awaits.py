@@ -58,6 +58,7 @@ WATCHED = (
     "service/run.py",
     "service/consume.py",
     "service/fire.py",
+    "service/pauses.py",
     "service/deliver.py",
     "service/callbacks.py",
     "service/purge.py",

@@ -11,6 +11,7 @@ from tests.simulation.crashes import (
     CrashReport,
     crash_everywhere,
     forgotten,
+    outdated,
     some_crashes,
     watched,
 )
@@ -47,6 +48,10 @@ def test_the_stories_meet_every_place_at_which_the_service_can_wait(undisturbed:
     met = {place for _, places in undisturbed.values() for place in set().union(*places)}
 
     assert forgotten(met) == {}
+
+
+def test_a_place_at_which_nobody_can_be_killed_is_still_in_the_source() -> None:
+    assert outdated() == set()
 
 
 def test_a_story_without_a_crash_breaks_no_invariant(undisturbed: Undisturbed) -> None:
