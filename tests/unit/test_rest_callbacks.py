@@ -309,14 +309,23 @@ async def test_deliveries_are_sent_again_by_filter(site: Site) -> None:
 async def test_a_timer_without_a_delivery_says_so(site: Site) -> None:
     await put(site)
 
-    replies = [
-        await site.ask("POST", "/v1/timers/order-1/retry"),
-        await site.ask("POST", "/v1/timers/order-9/retry"),
-        await site.ask("POST", "/v1/timers/order-9/abandon"),
-        await site.ask("GET", "/v1/timers/order-9/attempts"),
-    ]
+    retried = await site.ask("POST", "/v1/timers/order-1/retry")
+    abandoned = await site.ask("POST", "/v1/timers/order-1/abandon")
 
-    assert [reply.status for reply in replies] == [409, 404, 404, 404]
+    told = "there is no delivery: the timer has not fired"
+    assert [(reply.status, reply.json["detail"]) for reply in (retried, abandoned)] == [(409, told)] * 2
+
+
+async def test_a_timer_on_the_bus_has_no_callback_which_is_what_is_said(site: Site) -> None:
+    await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE})
+    asked = [("POST", "retry"), ("POST", "abandon"), ("GET", "attempts")]
+
+    on_bus = [await site.ask(method, f"/v1/timers/order-1/{what}") for method, what in asked]
+    unknown = [await site.ask(method, f"/v1/timers/order-9/{what}") for method, what in asked]
+
+    told = [(reply.status, reply.json["detail"]) for reply in on_bus]
+    assert told == [(404, "there is no timer 'order-1' with a callback")] * 3
+    assert [reply.status for reply in unknown] == [404] * 3
 
 
 async def test_a_timer_that_expired_by_a_command_has_no_delivery_to_send_again(site: Site) -> None:

@@ -202,6 +202,19 @@ async def test_a_reached_timer_is_a_conflict_that_shows_it(site: Site) -> None:
 
     assert [reply.status for reply in replies] == [409] * 3
     assert {reply.json["timer"]["state"] for reply in replies} == {"Reached"}
+    told = "the timer has already ended and cannot be changed"
+    assert {reply.json["detail"] for reply in replies} == {told}
+
+
+async def test_a_cancelled_timer_is_not_patched_and_the_answer_says_what_is_possible(site: Site) -> None:
+    await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE})
+    await site.ask("DELETE", "/v1/timers/order-1")
+
+    patched = await site.ask("PATCH", "/v1/timers/order-1", {"dueAt": LATER})
+    put = await site.ask("PUT", "/v1/timers/order-1", {"dueAt": LATER})
+
+    assert (patched.status, patched.json["detail"]) == (409, "the timer is cancelled: PUT schedules it again")
+    assert (put.status, put.json["timer"]["state"]) == (200, "Scheduled")
 
 
 # Conditions

@@ -1,6 +1,7 @@
 """What became of callbacks, and sending them again: /v1/deliveries and below each timer."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import Field
@@ -59,7 +60,8 @@ class DeliveryHandlers:
 
     async def attempts(self, request: Request) -> Answer:
         """Show the delivery of a timer and its newest failed attempts."""
-        record = await self._deliveries.record((request.caller.tenant_id, name_in(request)))
+        with _naming_the_callback(request):
+            record = await self._deliveries.record((request.caller.tenant_id, name_in(request)))
         content: dict[str, Any] = {"attempts": [attempt_view(attempt) for attempt in record.attempts]}
         if record.delivery is not None:
             content["delivery"] = delivery_view(record.delivery)
@@ -67,15 +69,18 @@ class DeliveryHandlers:
 
     async def retry(self, request: Request) -> Answer:
         """Send a callback again, under the same id."""
-        return _shown(await self._deliveries.retry(request.caller.tenant_id, name_in(request)))
+        with _naming_the_callback(request):
+            return _shown(await self._deliveries.retry(request.caller.tenant_id, name_in(request)))
 
     async def abandon(self, request: Request) -> Answer:
         """Make no further attempt."""
-        name = name_in(request)
-        delivery = await self._deliveries.abandon(request.caller.tenant_id, name)
-        if delivery is None:
-            raise TimerNotFound(name)
-        return _shown(delivery)
+        tenant_id = request.caller.tenant_id
+        with _naming_the_callback(request):
+            name = name_in(request)
+            delivery = await self._deliveries.abandon(tenant_id, name)
+            if delivery is None:  # For want of a firing, or of a callback.
+                await self._deliveries.record((tenant_id, name))
+            return _shown(delivery)
 
     async def list(self, request: Request) -> Answer:
         """Show a page of deliveries."""
@@ -119,6 +124,15 @@ class DeliveryHandlers:
     async def signing_keys(self, request: Request) -> Answer:
         """Show the keys by which callbacks can be verified."""
         return Answer(200, wire.write_json({"keys": await self._public_keys(request.caller.tenant_id)}))
+
+
+@contextmanager
+def _naming_the_callback(request: Request) -> Iterator[None]:
+    """Say of a timer without a callback that it has none: there may well be a timer."""
+    try:
+        yield
+    except TimerNotFound as error:
+        raise Problem("not-found", f"there is no timer {request.name!r} with a callback") from error
 
 
 def _shown(delivery: Delivery | None) -> Answer:

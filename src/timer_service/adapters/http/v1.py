@@ -38,6 +38,7 @@ READ_AT_ONCE: Final = 20
 """Timers of a batch that are read in one round of the loop, which everything else waits for."""
 ANSWERED_AT_ONCE: Final = 100
 """As many take as long to answer as those to read."""
+_ENDED: Final = "the timer has already ended and cannot be changed"
 _UNSETTLED: Final = {
     Outcome.DUE: "the timer is due and its firing is not confirmed yet",
     Outcome.SUPERSEDED: "newer commands for this timer are still coming in",
@@ -153,7 +154,8 @@ class TimerHandlers:
             if wanted is not None and timer.version not in wanted:
                 await self._refuse(Outcome.CHANGED, timer)
             if timer.state is not TimerState.SCHEDULED:
-                detail = "only a scheduled timer can be changed: PUT schedules it again"
+                is_over = timer.state is not TimerState.CANCELLED
+                detail = _ENDED if is_over else "the timer is cancelled: PUT schedules it again"
                 raise await self._views.problem("conflict", detail, timer)
             record = await self._views.record(timer)
             # Only as it was read: what others change meanwhile is not undone.
@@ -238,8 +240,7 @@ class TimerHandlers:
             detail = "the timer does not meet If-Match or If-None-Match"
             raise await self._views.problem("precondition-failed", detail, timer)
         if outcome in (Outcome.ALREADY_REACHED, Outcome.ALREADY_EXPIRED):
-            detail = "the timer has already ended and cannot be changed"
-            raise await self._views.problem("conflict", detail, timer)
+            raise await self._views.problem("conflict", _ENDED, timer)
 
     def _batch_result(self, decided: Decided, fingerprint: str | None) -> dict[str, Any]:
         timer, outcome = decided.timer, decided.outcome
