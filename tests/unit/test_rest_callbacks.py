@@ -143,6 +143,7 @@ async def test_a_wrong_callback_is_refused_with_a_pointer(site: Site, callback: 
 
     assert (reply.status, site.store.timers) == (400, {})
     assert reply.json["errors"][0]["pointer"] == pointer
+    assert reply.json["detail"].startswith(f"{pointer}: ")
 
 
 @pytest.mark.parametrize("field", ["body", "metadata"])

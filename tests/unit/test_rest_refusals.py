@@ -230,15 +230,27 @@ async def test_other_methods_are_named(site: Site) -> None:
         ("state=Due", "state"),
         ("dueFrom=today", "dueFrom"),
         ("colour=red", "colour"),
+        ("cursor=x", "cursor"),
+        ("limit=1&state=Reached&limit=2", "limit"),
     ],
 )
 async def test_a_wrong_query_parameter_is_named(site: Site, query: str, name: str) -> None:
     reply = await site.ask("GET", f"/v1/timers?{query}")
 
     assert (reply.status, reply.json["errors"][0]["parameter"]) == (400, name)
+    assert reply.json["detail"].startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize("query", ["cursor=x", "cursor=%ff", "limit=1&limit=2", "x=" + "y" * 9_000])
+async def test_a_wrong_cursor_is_named_wherever_it_is_given(site: Site) -> None:
+    listed = await site.ask("GET", "/v1/deliveries?cursor=x")
+    retried = await site.ask("POST", "/v1/deliveries:retry", {"cursor": "x"})
+
+    told = "must be the cursor of the page before"
+    assert listed.json["errors"] == [{"parameter": "cursor", "detail": told}]
+    assert retried.json["errors"] == [{"pointer": "/cursor", "detail": told}]
+
+
+@pytest.mark.parametrize("query", ["cursor=%ff", "x=" + "y" * 9_000])
 async def test_a_wrong_query_is_refused(site: Site, query: str) -> None:
     assert (await site.ask("GET", f"/v1/timers?{query}")).status == 400
 

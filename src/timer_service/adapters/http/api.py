@@ -12,7 +12,7 @@ import structlog
 
 from timer_service.adapters.endpoints import FULL_RETRY_S, UNEXPECTED, error_of, too_many
 from timer_service.adapters.http.auth import Caller, Doorkeeper, TooManyTries
-from timer_service.adapters.http.problems import Problem, invalid
+from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
 from timer_service.adapters.http.refusals import Refusals
 from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
 from timer_service.domain.api_keys import Scope
@@ -280,9 +280,11 @@ def _query(text: bytes) -> dict[str, str]:
         pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise invalid("the query must be UTF-8, percent-encoded") from error
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise invalid("no query parameter may be given twice")
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise invalid_parameter(name, "must be given only once")
+        found[name] = value
     return found
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from timer_client import wire
 from timer_client.wire.rules import Time
+from timer_service.adapters.cursor import read_cursor
 from timer_service.adapters.http.problems import invalid, invalid_body, invalid_parameter
 
 MAX_DELAY_MS: Final = 10 * 365 * 86_400_000
@@ -19,6 +20,18 @@ _FREE: Final = frozenset({"body", "callback_payload", "metadata"})
 """Members that hold what the caller likes."""
 
 Read = TypeVar("Read", bound=BaseModel)
+
+
+def _cursor(text: str) -> str:
+    try:
+        read_cursor(text)
+    except wire.WireError as error:
+        raise ValueError(error.detail.removeprefix("cursor: ")) from error
+    return text
+
+
+CursorText = Annotated[str, AfterValidator(_cursor)]
+"""Where a page begins: a wrong one is named as any other field."""
 
 
 class Body(BaseModel):

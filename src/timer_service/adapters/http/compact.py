@@ -17,7 +17,7 @@ from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import CommandBuilder, name_in, new_id
 from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, CallbackPatch
 from timer_service.adapters.http.pending import PendingLimit
-from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
+from timer_service.adapters.http.problems import FieldError, Problem, invalid, invalid_parameter
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback_status import CallbackStatus, callback_status
 from timer_service.domain.errors import TimerNotFound, TransientError
@@ -216,7 +216,9 @@ class CompactHandlers:
     def _check_future(self, execute_at: datetime) -> None:
         if execute_at <= self._now() + self._min_lead:
             ahead = f"more than {self._min_lead.total_seconds():g} s in" if self._min_lead else "in"
-            raise invalid(f"execute_at must be {ahead} the future", "/execute_at")
+            detail = f"execute_at must be {ahead} the future"
+            # As this dialect has always said it, without the pointer before it.
+            raise Problem("bad-request", detail, (FieldError("/execute_at", detail),))
 
     async def _get(self, request: Request) -> Timer:
         return await self._timers.get(request.caller.tenant_id, name_in(request))
@@ -251,14 +253,15 @@ def status_of(timer: Timer, record: CallbackRecord | None) -> str:
 
 def as_compact(problem: Problem) -> Answer:
     """Answer a problem in this dialect."""
-    content = problem.content()
-    shown = {"code": content["code"], "message": _MESSAGES.get(problem.kind, problem.detail), "data": None}
-    if "errors" in content:
-        shown["errors"] = [
-            error
-            | ({"pointer": _POINTERS.get(error["pointer"], error["pointer"])} if "pointer" in error else {})
-            for error in content["errors"]
-        ]
+    message = problem.detail
+    for error in problem.errors:
+        if error.pointer in _POINTERS:
+            message = message.replace(f"{error.pointer}: ", f"{_POINTERS[error.pointer]}: ")
+    errors = [replace(error, pointer=_POINTERS.get(error.pointer, error.pointer)) for error in problem.errors]
+    content = replace(problem, errors=errors).content()
+    shown = {"code": content["code"], "message": _MESSAGES.get(problem.kind, message), "data": None}
+    if errors:
+        shown["errors"] = content["errors"]
     return Answer(problem.status, wire.write_json(shown), problem.headers, outcome=str(problem.status))
 
 

@@ -36,7 +36,7 @@ class DeliveriesQuery(_Filter):
 
     state: StateText | None = None
     limit: int = Field(default=100, ge=1, le=wire.MAX_PAGE, strict=False)
-    cursor: str | None = None
+    cursor: bodies.CursorText | None = None
 
 
 class RetryFilter(_Filter):
@@ -44,7 +44,7 @@ class RetryFilter(_Filter):
 
     state: Literal["failed", "abandoned"] = "failed"
     limit: int = Field(default=100, ge=1, le=1_000)
-    cursor: str | None = None
+    cursor: bodies.CursorText | None = None
 
 
 PublicKeys = Callable[[TenantId], Awaitable[list[dict[str, Any]]]]

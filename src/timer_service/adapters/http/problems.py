@@ -83,7 +83,8 @@ class Problem(Exception):
 
 def invalid(detail: str, pointer: str = "", **more: Any) -> Problem:
     """Return what is told of one wrong field."""
-    return Problem("bad-request", detail, (FieldError(pointer, detail),), more=more)
+    error = FieldError(pointer, detail)
+    return Problem("bad-request", _line(error), (error,), more=more)
 
 
 def invalid_parameter(name: str, detail: str) -> Problem:
@@ -114,6 +115,8 @@ def _detail(problem: Any) -> str:
             return "is required"
         case "extra_forbidden":
             return "is not a known field"
+        case "model_type":
+            return "must be a JSON object"
         case "value_error":
             return str(problem["ctx"]["error"])
     return str(problem["msg"])

@@ -54,7 +54,7 @@ class ListQuery(bodies.Body):
     due_before: Time | None = Field(default=None, alias="dueBefore")
     sink: Literal["bus", "http"] | None = None
     limit: int = Field(default=100, ge=1, le=wire.MAX_PAGE, strict=False)
-    cursor: str | None = None
+    cursor: bodies.CursorText | None = None
 
 
 class TimerHandlers:
