@@ -307,6 +307,31 @@ async def test_deliveries_are_sent_again_by_filter(site: Site) -> None:
     assert {each["state"] for each in listed.json["deliveries"]} == {"Waiting"}
 
 
+async def test_lists_of_callbacks_count_by_what_is_read_for_them() -> None:
+    site = await Site(rate=1, burst=1_000, has_broker=False).open()
+    for n in range(20):
+        await put(site, f"order-{n}")
+        await fire(site, f"order-{n}")
+        await site.ask("POST", f"/v1/timers/order-{n}/abandon")
+
+    async def cost(method: str, path: str, body: Any = None) -> int:
+        left = [
+            int((await site.ask(*asked)).headers["ratelimit"].split(";")[1][2:])
+            for asked in (("GET", "/v1/signing-keys"), (method, path, body))
+        ]
+        return left[0] - left[1]
+
+    costs = [
+        await cost("GET", "/timers?limit=19"),
+        await cost("GET", "/timers"),
+        await cost("GET", "/timers?offset=1500"),
+        await cost("GET", "/v1/deliveries?limit=20"),
+        await cost("POST", "/v1/deliveries:retry", {"state": "abandoned"}),
+    ]
+
+    assert costs == [1, 2, 4, 2, 2]
+
+
 async def test_a_timer_without_a_delivery_says_so(site: Site) -> None:
     await put(site)
 

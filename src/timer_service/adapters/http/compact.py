@@ -12,6 +12,7 @@ from pydantic import Field
 from timer_client import wire
 from timer_client.wire.rules import Time
 from timer_service.adapters import codec
+from timer_service.adapters.endpoints import TIMERS_PER_REQUEST
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import CommandBuilder, name_in, new_id
@@ -31,6 +32,8 @@ from timer_service.timers import NEWEST, Timers
 MAX_OFFSET: Final = 10_000
 """How far into a list a page may begin, and how far it is counted; /v1 reads page by page."""
 _ORDERS: Final = {"created_at": ListOrder.CREATED, "execute_at": ListOrder.DUE}
+SKIPPED_PER_REQUEST: Final = 500
+"""Timers before a page, which are read as well; as many count as one more request."""
 READ_AT_ONCE: Final = 20
 """Callbacks of a page that are in memory together, bodies and all, of which a list shows nothing."""
 UPDATE_TRIES: Final = 10
@@ -160,7 +163,9 @@ class CompactHandlers:
             "limit": asked.limit,
             "offset": asked.offset,
         }
-        return _answer(200, "success", data | ({"total_capped": True} if page.total > MAX_OFFSET else {}))
+        answer = _answer(200, "success", data | ({"total_capped": True} if page.total > MAX_OFFSET else {}))
+        cost = len(page.timers) // TIMERS_PER_REQUEST + asked.offset // SKIPPED_PER_REQUEST
+        return replace(answer, extra_cost=cost)
 
     async def update(self, request: Request) -> Answer:
         """Change what the request names of a pending timer."""

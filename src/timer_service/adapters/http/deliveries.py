@@ -1,6 +1,6 @@
 """What became of callbacks, and sending them again: /v1/deliveries and below each timer."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ from pydantic import Field
 from timer_client import wire
 from timer_client.wire.rules import Time
 from timer_service.adapters.cursor import read_cursor, write_cursor
+from timer_service.adapters.endpoints import TIMERS_PER_REQUEST
 from timer_service.adapters.http import bodies
 from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import name_in
@@ -99,7 +100,7 @@ class DeliveryHandlers:
         content: dict[str, Any] = {"deliveries": [delivery_view(delivery) for delivery in found]}
         if len(found) == asked.limit:
             content["cursor"] = write_cursor(found[-1].opened_at, found[-1].service_call_id)
-        return Answer(200, wire.write_json(content))
+        return _counted(content, found)
 
     async def retry_all(self, request: Request) -> Answer:
         """Send again what a filter finds, a bounded number at a time."""
@@ -119,11 +120,16 @@ class DeliveryHandlers:
         if content["more"]:
             # A retry that fails at once would be found again; a caller that continues from here skips it.
             content["cursor"] = write_cursor(found[-1].opened_at, found[-1].service_call_id)
-        return Answer(200, wire.write_json(content))
+        return _counted(content, found)
 
     async def signing_keys(self, request: Request) -> Answer:
         """Show the keys by which callbacks can be verified."""
         return Answer(200, wire.write_json({"keys": await self._public_keys(request.caller.tenant_id)}))
+
+
+def _counted(content: dict[str, Any], found: Sequence[Delivery]) -> Answer:
+    """Return an answer that counts by the deliveries that were read for it."""
+    return Answer(200, wire.write_json(content), extra_cost=len(found) // TIMERS_PER_REQUEST)
 
 
 @contextmanager
