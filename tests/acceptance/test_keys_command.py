@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.process import run_cli
 
 
@@ -31,6 +33,24 @@ def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
     assert (revoked.returncode, unknown.returncode) == (0, 4)
     assert json.loads(after.stdout)["state"].startswith("revoked")
     assert (tmp_path / "event_service.db.keys").stat().st_mode & 0o077 == 0
+
+
+def test_a_whole_key_can_be_revoked_and_is_never_repeated(tmp_path: Path) -> None:
+    made = run_cli("keys", "create", "--tenant", "acme", cwd=tmp_path).stdout.strip()
+
+    revoked = run_cli("keys", "revoke", made, cwd=tmp_path)
+    unknown = run_cli("keys", "revoke", "tmr_0123456789ab_secret", cwd=tmp_path)
+
+    assert (revoked.returncode, revoked.stdout) == (0, f"{made.split('_')[1]} of tenant acme is revoked\n")
+    assert (unknown.returncode, unknown.stderr) == (4, "timer-service: there is no key '0123456789ab'\n")
+
+
+@pytest.mark.parametrize("lifetime", ["0d", "999999999d"])
+def test_a_key_is_valid_for_a_while_and_not_forever_by_mistake(tmp_path: Path, lifetime: str) -> None:
+    refused = run_cli("keys", "create", "--tenant", "acme", "--expires-in", lifetime, cwd=tmp_path)
+
+    assert (refused.returncode, refused.stdout, "at most 100 years" in refused.stderr) == (2, "", True)
+    assert run_cli("keys", "list", cwd=tmp_path).stdout.startswith("no keys")
 
 
 def test_a_tenant_that_cannot_be_one_is_refused(tmp_path: Path) -> None:

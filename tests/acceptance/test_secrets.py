@@ -60,6 +60,17 @@ def test_a_value_that_could_not_be_sent_is_refused_in_one_line(tmp_path: Path) -
     assert refused.stderr == "timer-service: a secret must be 1 to 4096 printable ASCII characters\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("secrets", "set", "token"), ("signing-keys", "rotate"), ("signing-keys", "list"), ("listen",)],
+)
+def test_nothing_is_kept_for_a_tenant_that_cannot_be_one(tmp_path: Path, command: tuple[str, ...]) -> None:
+    refused = run_cli(*command, "--tenant", "a.b", cwd=tmp_path, db_path="timers.db")
+
+    assert (refused.returncode, "--tenant: must be 1 to 64 of" in refused.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_keys_rotate_and_the_key_of_an_ed25519_pair_stays_private(tmp_path: Path) -> None:
     none = run_cli("signing-keys", "list", "--tenant", "acme", cwd=tmp_path, db_path="timers.db")
     for kind in ("ed25519", "ed25519", "hmac"):

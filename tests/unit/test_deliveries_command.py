@@ -1,4 +1,4 @@
-"""`timer-service deliveries retry`: all that has failed, once."""
+"""`timer-service deliveries`: all pages of a list, all that has failed once, and what is said of each."""
 
 import json
 import threading
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from timer_service.cli.deliveries import RETRIED_AT_ONCE, retry_deliveries
+from timer_service.cli.deliveries import RETRIED_AT_ONCE, list_deliveries, retry_deliveries
+from timer_service.cli.exits import EXIT_FAILED, EXIT_USAGE, CommandFailed
 
 
 @contextmanager
@@ -20,8 +21,16 @@ def answering(*answers: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     asked: list[Any] = []
 
     class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.answer()
+
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            asked.append(json.loads(body) if body else self.path)
+            self.answer()
+
+        def answer(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(answers[len(asked) - 1]).encode())
@@ -37,11 +46,14 @@ def answering(*answers: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
         thread.join()
 
 
-def test_each_page_begins_where_the_one_before_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    key = tmp_path / "key"
-    key.write_text("tmr_a_b")
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    file = tmp_path / "key"
+    file.write_text("tmr_a_b")
+    return file
+
+
+def test_each_page_begins_where_the_one_before_ended(key: Path, capsys: pytest.CaptureFixture[str]) -> None:
     full = {"retried": RETRIED_AT_ONCE, "more": True, "cursor": "there"}
 
     with answering(full, {"retried": 7, "more": False}) as (url, asked):
@@ -49,3 +61,51 @@ def test_each_page_begins_where_the_one_before_ended(
 
     assert asked == [{"limit": RETRIED_AT_ONCE}, {"limit": RETRIED_AT_ONCE, "cursor": "there"}]
     assert capsys.readouterr().out == "1007 callbacks are sent again\n"
+
+
+def test_a_list_goes_on_over_pages_and_says_that_there_are_more(
+    key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def page(count: int) -> dict[str, Any]:
+        return {"deliveries": [{"serviceCallId": f"order-{n}"} for n in range(count)], "cursor": "there"}
+
+    with answering(page(500), page(100)) as (url, asked):
+        list_deliveries(Namespace(state="failed", limit=600, url=url, key_file=key, json=True))
+
+    shown = capsys.readouterr()
+    assert asked == [
+        "/v1/deliveries?limit=500&state=failed",
+        "/v1/deliveries?limit=100&cursor=there&state=failed",
+    ]
+    assert (len(shown.out.splitlines()), shown.err) == (600, "the first 600; see more with --limit\n")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "said"),
+    [
+        ({"state": "Delivered"}, "order-1 was delivered, so it is not sent again\n"),
+        (
+            {"state": "Waiting", "nextAttemptAt": "2026-01-01T12:00:00.000Z"},
+            "{again} at 2026-01-01T12:00:00.000Z\n",
+        ),
+        ({"state": "Failed"}, "{again}\n"),
+    ],
+)
+def test_a_callback_that_waits_anyway_is_sent_again_when_its_turn_comes(
+    key: Path, capsys: pytest.CaptureFixture[str], delivery: dict[str, str], said: str
+) -> None:
+    with answering({"delivery": delivery}) as (url, _):
+        retry_deliveries(Namespace(id="order-1", url=url, key_file=key, json=False))
+
+    assert capsys.readouterr().out == said.format(again="order-1 is sent again")
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("nonsense", EXIT_USAGE), ("file:///etc/hostname", EXIT_USAGE), ("http://127.0.0.1:x", EXIT_FAILED)],
+)
+def test_an_address_that_is_none_ends_the_command_in_one_line(key: Path, url: str, code: int) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        list_deliveries(Namespace(state=None, limit=1, url=url, key_file=key, json=False))
+
+    assert (refused.value.code, url in str(refused.value)) == (code, True)

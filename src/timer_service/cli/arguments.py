@@ -31,6 +31,13 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
+def tenant(text: str) -> str:
+    """Read a tenant's id: what is kept for one that cannot be would never be found."""
+    if wire.is_tenant_id(text):
+        return text
+    raise argparse.ArgumentTypeError(f"must be {wire.TENANT_RULE} (got {text!r})")
+
+
 def port(text: str) -> int:
     """Read a port."""
     if text.isascii() and text.isdigit() and 0 < int(text) < 65536:

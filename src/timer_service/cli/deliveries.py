@@ -1,7 +1,9 @@
 """Look at callbacks and send them again, through the REST API of a running service."""
 
 import argparse
+import http.client
 import json
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,7 +13,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Column, Table
 
-from timer_service.cli.arguments import Commands, add_json_argument
+from timer_client import wire
+from timer_service.cli.arguments import Commands, add_json_argument, count
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
 from timer_service.cli.output import add_row, as_block, say, tell
 from timer_service.config import load_settings
@@ -30,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
     listing = actions.add_parser("list", help="list the deliveries of a tenant, oldest first")
     listing.add_argument("--state", choices=STATES, help="only deliveries in this state")
-    listing.add_argument("--limit", type=int, default=100, help="at most this many (%(default)s)")
+    listing.add_argument("--limit", type=count, default=100, help="at most this many (%(default)s)")
     _add_api(listing)
     listing.set_defaults(handler=list_deliveries)
 
@@ -53,8 +56,9 @@ def _add_api(parser: argparse.ArgumentParser) -> None:
 
 def list_deliveries(options: argparse.Namespace) -> int:
     """List deliveries."""
-    query = {"limit": options.limit} | ({"state": options.state} if options.state else {})
-    found = _ask(options, "GET", f"/v1/deliveries?{urllib.parse.urlencode(query)}")["deliveries"]
+    found, has_more = _listed(options)
+    if has_more:
+        print(f"the first {options.limit}; see more with --limit", file=sys.stderr)
     if options.json:
         for each in found:
             say(printable_json(each))
@@ -75,6 +79,19 @@ def list_deliveries(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _listed(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """Return as many deliveries as were asked for, page by page, and whether there are more."""
+    found: list[dict[str, Any]] = []
+    place: dict[str, str] | None = {}
+    while place is not None and len(found) < options.limit:
+        query = {"limit": min(options.limit - len(found), wire.MAX_PAGE), **place}
+        query |= {"state": options.state} if options.state else {}
+        answer = _ask(options, "GET", f"/v1/deliveries?{urllib.parse.urlencode(query)}")
+        found += answer["deliveries"]
+        place = {"cursor": answer["cursor"]} if "cursor" in answer else None
+    return found, place is not None
+
+
 def show_delivery(options: argparse.Namespace) -> int:
     """Show one delivery."""
     name = urllib.parse.quote(options.id, safe="")
@@ -93,18 +110,22 @@ def retry_deliveries(options: argparse.Namespace) -> int:
     if options.id is not None:
         name = urllib.parse.quote(options.id, safe="")
         delivery = _ask(options, "POST", f"/v1/timers/{name}/retry")["delivery"]
-        is_sent = delivery["state"] != "Delivered"
-        text = "is sent again" if is_sent else "was delivered, so it is not sent again"
+        text = "was delivered, so it is not sent again"
+        if delivery["state"] != "Delivered":
+            # One that waits for its next attempt keeps it, and that may be hours ahead.
+            at = delivery.get("nextAttemptAt")
+            text = "is sent again" + (f" at {at}" if at else "")
         tell(options, f"{options.id} {text}", delivery)
         return EXIT_OK
-    count = 0
+    total = 0
     place: dict[str, str] | None = {}
     while place is not None:
         answer = _ask(options, "POST", "/v1/deliveries:retry", {"limit": RETRIED_AT_ONCE, **place})
-        count += answer["retried"]
+        total += answer["retried"]
         # On from there: what has failed again meanwhile would be found again, without an end.
         place = {"cursor": answer["cursor"]} if answer["more"] else None
-    tell(options, f"{count} callbacks are sent again", {"retried": count})
+    text = "1 callback is sent again" if total == 1 else f"{total} callbacks are sent again"
+    tell(options, text, {"retried": total})
     return EXIT_OK
 
 
@@ -123,15 +144,18 @@ def _ask(options: argparse.Namespace, method: str, path: str, body: dict[str, An
     except urllib.error.HTTPError as error:
         code = EXIT_FAILED if error.code >= _SERVER_ERROR else EXIT_REFUSED
         raise CommandFailed(code, _detail(error)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise CommandFailed(EXIT_FAILED, f"the REST API at {url} does not answer: {error}") from error
 
 
 def _api(options: argparse.Namespace) -> tuple[str, str]:
     settings = load_settings()
-    url = options.url or (f"http://{settings.api_host}:{settings.api_port}" if settings.api_port else None)
+    host = f"[{settings.api_host}]" if ":" in settings.api_host else settings.api_host
+    url = options.url or (f"http://{host}:{settings.api_port}" if settings.api_port else None)
     if url is None:
         raise CommandFailed(EXIT_USAGE, "no REST API is configured: set TIMER_API_PORT, or use --url")
+    if not url.startswith(("http://", "https://")):
+        raise CommandFailed(EXIT_USAGE, f"--url must begin with http:// or https:// (got {url!r})")
     if options.key_file is not None:
         try:
             return url.rstrip("/"), Path(options.key_file).read_text("utf-8").strip()

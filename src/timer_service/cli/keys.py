@@ -17,7 +17,15 @@ from timer_service.cli.arguments import Commands, add_json_argument, duration
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
 from timer_service.cli.output import add_row, say, tell
 from timer_service.config import load_settings
-from timer_service.domain.api_keys import ALL_SCOPES, ALL_TENANTS, ApiKey, Scope, digest_of, write_key
+from timer_service.domain.api_keys import (
+    ALL_SCOPES,
+    ALL_TENANTS,
+    ApiKey,
+    Scope,
+    digest_of,
+    key_id_of,
+    write_key,
+)
 from timer_service.domain.errors import TransientError
 from timer_service.domain.messages import TenantId
 from timer_service.ports.api_keys import ApiKeyStore
@@ -25,6 +33,7 @@ from timer_service.printable import printable_json
 
 SECRET_BYTES: Final = 32
 ID_BYTES: Final = 6
+MAX_LIFETIME: Final = timedelta(days=36_525)
 
 
 def add_commands(commands: Commands) -> None:
@@ -43,7 +52,7 @@ def add_commands(commands: Commands) -> None:
         help="what it may do; may be repeated (read, write and replay)",
     )
     create.add_argument(
-        "--expires-in", type=duration, metavar="DURATION", help="valid for this long, such as 90d (forever)"
+        "--expires-in", type=_lifetime, metavar="DURATION", help="valid for this long, such as 90d (forever)"
     )
     create.add_argument("--note", default="", help="what it is for")
     add_json_argument(create)
@@ -55,9 +64,16 @@ def add_commands(commands: Commands) -> None:
     listing.set_defaults(handler=_handler(_list))
 
     revoke = actions.add_parser("revoke", help="revoke a key; the service refuses it within 5 s")
-    revoke.add_argument("id", help="the key's id, between the underscores")
+    revoke.add_argument("id", help="the key's id, between the underscores, or the whole key")
     add_json_argument(revoke)
     revoke.set_defaults(handler=_handler(_revoke))
+
+
+def _lifetime(text: str) -> timedelta:
+    read = duration(text)
+    if not timedelta() < read <= MAX_LIFETIME:
+        raise argparse.ArgumentTypeError(f"must be longer than 0 and at most 100 years (got {text!r})")
+    return read
 
 
 def _handler(
@@ -122,9 +138,11 @@ async def _list(options: argparse.Namespace, keys: ApiKeyStore) -> None:
 
 
 async def _revoke(options: argparse.Namespace, keys: ApiKeyStore) -> None:
-    key = await keys.revoke(options.id, local_now())
+    # Of a whole key nothing but its id is repeated: it may well be one that was found in a log.
+    key_id = key_id_of(options.id) or options.id
+    key = await keys.revoke(key_id, local_now())
     if key is None:
-        raise CommandFailed(EXIT_REFUSED, f"there is no key {options.id!r}")
+        raise CommandFailed(EXIT_REFUSED, f"there is no key {key_id!r}")
     tell(options, f"{key.id} of tenant {key.tenant_id} is revoked", facts(key))
 
 

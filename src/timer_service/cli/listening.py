@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from timer_service.adapters.system import local_now
-from timer_service.cli.arguments import Commands, add_json_argument, count, duration, port
+from timer_service.cli.arguments import Commands, add_json_argument, count, duration, port, tenant
 from timer_service.cli.exits import EXIT_OK, EXIT_USAGE, CommandFailed
 from timer_service.cli.output import say
 from timer_service.domain.callback import Signing
@@ -40,7 +40,7 @@ def add_commands(commands: Commands) -> None:
         help="check signatures with this key: whpk_… or whsec_…; may be repeated",
     )
     parser.add_argument(
-        "--tenant", help="check signatures with the keys of this tenant, in the configured store"
+        "--tenant", type=tenant, help="check signatures with the keys of this tenant, in the configured store"
     )
     parser.add_argument("--status", type=int, default=200, help="answer with this status (%(default)s)")
     parser.add_argument("--slow", type=duration, metavar="DURATION", help="answer only after this long")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from timer_client.wire import format_time
-from timer_service.cli.arguments import Commands, add_json_argument, duration
+from timer_service.cli.arguments import Commands, add_json_argument, duration, tenant
 from timer_service.cli.exits import EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
 from timer_service.cli.output import say, tell
 from timer_service.config import load_settings
@@ -75,7 +75,7 @@ def _add_signing_keys(commands: Commands) -> None:
 def _add_tenant(parser: argparse.ArgumentParser, *names: str) -> None:
     for name in names:
         parser.add_argument(name, help=f"the secret's {name}")
-    parser.add_argument("--tenant", required=True, help="the owner")
+    parser.add_argument("--tenant", required=True, type=tenant, help="the owner")
     add_json_argument(parser)
 
 
@@ -131,9 +131,9 @@ def list_keys(options: argparse.Namespace) -> int:
 
 def rotate(options: argparse.Namespace) -> int:
     """Make a new key."""
-    tenant, kind = TenantId(options.tenant), Signing(options.kind)
+    owner, kind = TenantId(options.tenant), Signing(options.kind)
     overlap = {} if options.overlap is None else {"overlap": options.overlap}
-    kept = _with_keyring(lambda ring: ring.rotate(tenant, kind, **overlap))
+    kept = _with_keyring(lambda ring: ring.rotate(owner, kind, **overlap))
     _tell_key(options, kept, show_secret=True)
     return EXIT_OK
 
