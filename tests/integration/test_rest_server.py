@@ -3,6 +3,8 @@
 import asyncio
 import socket
 
+import pytest
+
 from tests.support.patience import PATIENCE_S
 from tests.support.rest import KEYS, Site
 from tests.support.timers import ACME
@@ -31,6 +33,29 @@ async def test_a_head_that_never_ends_is_not_waited_for() -> None:
             writer.close()
 
     assert rest == b""
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"no HTTP at all\r\n\r\n", b"400"),
+        (b"GET /v1/timers HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", b"401"),
+    ],
+)
+async def test_a_stranger_writes_no_line_into_the_log(
+    caplog: pytest.LogCaptureFixture, request_head: bytes, status: bytes
+) -> None:
+    site = await Site().open()
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            reader, writer = await asyncio.open_connection(*place.getsockname())
+            writer.write(request_head)
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await reader.read()
+            writer.close()
+
+    assert (answer.split()[1], caplog.records) == (status, [])
 
 
 async def test_requests_on_one_connection_are_answered_one_after_the_other() -> None:

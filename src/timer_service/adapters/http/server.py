@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -84,6 +85,8 @@ async def serving(app: App, listener: socket.socket, **settings: Any) -> AsyncIt
 
     `settings` are further ones of uvicorn.
     """
+    # A stranger who sends what is not HTTP is answered with 400. A warning each would let him fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = _QuietServer(
         uvicorn.Config(
             app,
