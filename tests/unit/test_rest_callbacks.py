@@ -201,6 +201,25 @@ async def test_patches_do_not_make_more_headers_than_a_callback_may_have(site: S
     assert sorted(name for name, _ in kept(site).headers) == sorted(f"X-{n}" for n in range(1, 21))
 
 
+async def test_a_patch_that_names_nothing_of_an_object_changes_nothing_of_it(site: Site) -> None:
+    await put(site, retry={"maxAttempts": 2}, headers={"X-A": "1"})
+    before = kept(site)
+
+    reply = await site.ask("PATCH", "/v1/timers/order-1", {"callback": {"retry": {}, "headers": {}}})
+
+    assert (reply.status, kept(site)) == (200, before)
+
+
+async def test_what_a_caller_may_fill_as_he_likes_is_replaced_whole_by_a_patch(site: Site) -> None:
+    await put(site, body={"a": 1}, metadata={"b": 2}, retry={"delaysMs": [1_000]})
+
+    changed = {"body": {"c": 3}, "metadata": {"d": 4}, "retry": {"maxAttempts": 1}}
+    reply = await site.ask("PATCH", "/v1/timers/order-1", {"callback": changed})
+
+    shown = reply.json["timer"]["callback"]
+    assert (shown["body"], shown["metadata"], shown["retry"]) == ({"c": 3}, {"d": 4}, {"delaysMs": []})
+
+
 async def test_null_in_a_patch_takes_away_what_was_given(site: Site) -> None:
     given = {
         "method": "PUT",

@@ -107,7 +107,7 @@ class CallbackDesk:
             headers=self._headers(key, body, old, url, pointer),
             body=payload,
             content_type=content_type,
-            retry=without("retry").retry if body.retry is None else _retry(body.retry, pointer),
+            retry=without("retry").retry if body.retry is None else _retry(body.retry, old.retry, pointer),
             timeout=without("timeout_ms").timeout
             if body.timeout_ms is None
             else body.timeout_ms * _MILLISECOND,
@@ -250,9 +250,11 @@ def _metadata(value: Any, pointer: str) -> str | None:
     return _written(value, MAX_METADATA_BYTES, f"{pointer}/metadata").decode()
 
 
-def _retry(body: RetryBody, pointer: str) -> RetryPolicy:
+def _retry(body: RetryBody, old: RetryPolicy, pointer: str) -> RetryPolicy:
     if body.delays_ms is not None and body.max_attempts is not None:
         raise invalid("only one of maxAttempts and delaysMs may be given", f"{pointer}/retry/maxAttempts")
+    if not body.model_fields_set:
+        return old  # A merge patch that names nothing changes nothing.
     if body.delays_ms is None:
         return RetryPolicy() if body.max_attempts is None else _policy(body.max_attempts)
     if not all(1_000 <= delay <= MAX_PAUSE_MS for delay in body.delays_ms):
