@@ -60,6 +60,19 @@ async def test_a_batch_that_does_not_fit_changes_nothing(site: Site) -> None:
     assert (too_many.status, fitting.status, len(site.store.timers)) == (429, 200, 3)
 
 
+async def test_a_batch_with_a_key_can_be_asked_for_again_at_the_limit(site: Site) -> None:
+    batch = {"timers": [{"dueAt": DUE}] * 3}
+    more = {"timers": [{"dueAt": DUE}] * 4}
+    await site.ask("POST", "/v1/timers:batch", batch, idempotency_key="k")
+
+    again = await site.ask("POST", "/v1/timers:batch", batch, idempotency_key="k")
+    longer = await site.ask("POST", "/v1/timers:batch", more, idempotency_key="k")
+    new = await site.ask("POST", "/v1/timers:batch", batch, idempotency_key="other")
+
+    assert [each["status"] for each in again.json["results"]] == [200] * 3
+    assert (longer.status, new.status, len(site.store.timers)) == (429, 429, 3)
+
+
 async def test_the_smaller_dialect_has_the_same_limit(site: Site) -> None:
     body = {"execute_at": DUE, "callback_url": "https://shop.example/hook"}
 

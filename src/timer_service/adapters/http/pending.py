@@ -6,7 +6,7 @@ from typing import Final
 
 from timer_service.adapters.http.problems import Problem
 from timer_service.domain.errors import TimerNotFound
-from timer_service.domain.messages import Command, TenantId
+from timer_service.domain.messages import ScheduleTimer, TenantId
 from timer_service.ports.timer_insight import TimerFilter, TimerInsight
 from timer_service.timers import Timers
 
@@ -28,7 +28,7 @@ class PendingLimit:
         self._elapsed_s = elapsed_s
         self._counts: OrderedDict[TenantId, tuple[float, int]] = OrderedDict()
 
-    async def admit(self, commands: Sequence[Command]) -> None:
+    async def admit(self, commands: Sequence[ScheduleTimer]) -> None:
         """Let the commands of one request pass, or raise Problem."""
         if not self._most or not commands:
             return
@@ -51,12 +51,13 @@ class PendingLimit:
                 self._counts.popitem(last=False)
         return known[1]
 
-    async def _is_known(self, commands: Sequence[Command]) -> bool:
-        """Return whether a request is about one timer that there is: it may be moved, or be a repetition."""
-        if len(commands) > 1:
-            return False
+    async def _is_known(self, commands: Sequence[ScheduleTimer]) -> bool:
+        """Return whether a request is about timers that there are: it may move one, or be a repetition."""
+        if len(commands) > 1 and commands[0].fingerprint is None:
+            return False  # A batch without a key is no repetition; to find that out costs a read for each.
         try:
-            await self._timers.get(commands[0].tenant_id, commands[0].service_call_id)
+            for command in commands:
+                await self._timers.get(command.tenant_id, command.service_call_id)
         except TimerNotFound:
             return False
         return True
