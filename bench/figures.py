@@ -12,6 +12,7 @@ from bench.report import shown
 
 ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
+BENCH: Final = ROOT / "bench" / "README.md"
 FLOWS: Final = ROOT / "docs" / "flows.md"
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
 POSTGRESQL: Final = ROOT / "docs" / "postgresql.md"
@@ -199,6 +200,34 @@ _FLOW_ROWS: Final[list[tuple[str, tuple[str, ...]]]] = [
 ]
 
 
+def render_missed(results: Results) -> str:
+    """Return the figures of the last run that miss their goal, as Markdown."""
+    missed = [figure for figure in results["figures"] if figure["verdict"] == "missed"]
+    if not missed:
+        return "The last run reached every goal."
+    return "\n".join(
+        [
+            "| part | figure | measured | must |",
+            "|---|---|---|---|",
+            *(f"| {each['part']} | {each['name']} | {_reached(each)} | {_must(each)} |" for each in missed),
+        ]
+    )
+
+
+def _reached(figure: Mapping[str, Any]) -> str:
+    value = shown(figure["value"], figure["unit"])
+    if figure["goal"]["of"] == "value":
+        return value
+    limit = f"{shown(figure['limit_value'], figure['unit'])} ({figure['limit']})"
+    return f"{value}, {shown(figure['ratio'])} × {limit}"
+
+
+def _must(figure: Mapping[str, Any]) -> str:
+    goal = figure["goal"]
+    bound = "at least" if goal["at_least"] else "at most"
+    return f"{bound} {shown(goal['must'])}{' ×' if goal['of'] == 'ratio' else ''}"
+
+
 def render_postgres(results: Results) -> str:
     """Return the figures of PostgreSQL beside SQLite, as Markdown."""
     values = _by_name(results)
@@ -311,7 +340,7 @@ def _where(results: Mapping[str, Any]) -> str:
     days = " and ".join(dict.fromkeys(each["at"][:10] for each in (machine, again)))
     return (
         f"Measured on {days}, everything on {machine['cpus']} cores ({machine['cpu']}); "
-        "[bench/README.md](bench/README.md) says how."
+        "[bench/README.md](bench/README.md) says how, and which goals are missed."
     )
 
 
@@ -322,6 +351,7 @@ def _cell(values: Values, names: tuple[str, ...]) -> str:
 
 DOCUMENTS: Final = {
     README: render,
+    BENCH: render_missed,
     FLOWS: render_flows,
     OPERATIONS: render_sizing,
     POSTGRESQL: render_postgres,
