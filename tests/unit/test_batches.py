@@ -201,6 +201,18 @@ async def test_a_forbidden_subject_is_found_out_one_by_one() -> None:
     assert (broker.batches, broker.singly) == ([3], [3])
 
 
+async def test_another_forbidden_subject_ends_no_batch() -> None:
+    async def react(broker: Broker, replies: Sequence[str]) -> None:
+        publisher.error_reported(Exception('permissions violation for publish to "timer.deadletter.acme"'))
+        await broker.answer(replies[-1], last_answer(replies))
+
+    broker = Broker(react)
+    publisher = await publisher_to(broker)
+
+    assert await outcomes(publisher) == [CONFIRMED] * 3
+    assert (broker.batches, broker.singly) == ([3], [])
+
+
 @pytest.mark.parametrize(
     "forged",
     [

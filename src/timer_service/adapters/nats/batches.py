@@ -58,11 +58,14 @@ class Batches:
     def lost(self) -> None:
         """Stop waiting for answers that can no longer come."""
         self._client = None
-        self._settle(self._lost)
+        for batch in self._open.values():
+            batch.settle(self._lost)
 
-    def leave_open(self) -> None:
-        """Wait for no batch any longer: the broker has refused something."""
-        self._settle(None)
+    def leave_open(self, subject: str) -> None:
+        """Wait no longer for a batch with a message to a subject, in whatever case: the broker refused it."""
+        for batch in self._open.values():
+            if any(message.subject.lower() == subject.lower() for message in batch.messages):
+                batch.settle(None)
 
     async def publish(self, messages: Sequence[Outgoing], timeout_s: float) -> PublishResult | None:
         """Send messages as one batch; return the result they all share, or None.
@@ -72,7 +75,7 @@ class Batches:
         if self._client is None:
             return self._lost
         self._sent += 1
-        batch = _Batch(f"{self._name}-{self._sent}", len(messages))
+        batch = _Batch(f"{self._name}-{self._sent}", messages)
         self._open[batch.id] = batch
         try:
             # A wait without a limit would hold the batch forever once the broker is gone.
@@ -108,17 +111,14 @@ class Batches:
             is_whole = answer.get("count") == batch.size and number == str(batch.size)
             batch.settle(self._confirmed if is_whole else None)
 
-    def _settle(self, result: PublishResult | None) -> None:
-        for batch in self._open.values():
-            batch.settle(result)
-
 
 class _Batch:
     """One batch on its way."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, messages: Sequence[Outgoing]) -> None:
         self.id = name
-        self.size = size
+        self.messages = messages
+        self.size = len(messages)
         self.result: asyncio.Future[PublishResult | None] = asyncio.get_running_loop().create_future()
 
     def replies(self, inbox: str) -> list[str]:

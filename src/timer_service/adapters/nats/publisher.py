@@ -91,7 +91,7 @@ class Publisher:
         """
         match = _FORBIDDEN.search(str(error))
         if match:
-            self._batches.leave_open()
+            self._batches.leave_open(match[1])
             result = PublishResult(Published.REJECTED, str(error))
             asyncio.get_running_loop().call_later(
                 self._look_alike_grace_s, self._answers.settle, result, match[1], self._answers.sent
