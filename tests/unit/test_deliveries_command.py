@@ -109,3 +109,16 @@ def test_an_address_that_is_none_ends_the_command_in_one_line(key: Path, url: st
         list_deliveries(Namespace(state=None, limit=1, url=url, key_file=key, json=False))
 
     assert (refused.value.code, url in str(refused.value)) == (code, True)
+
+
+def test_no_proxy_of_the_environment_gets_the_key_of_our_own_service(
+    key: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering({"deliveries": []}) as (url, asked):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("TIMER_API_PORT", url.rpartition(":")[2])
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "receiver.example")
+        list_deliveries(Namespace(state=None, limit=1, url=None, key_file=key, json=True))
+
+    assert (asked, capsys.readouterr().err) == (["/v1/deliveries?limit=1"], "")

@@ -139,13 +139,18 @@ def _ask(options: argparse.Namespace, method: str, path: str, body: dict[str, An
         headers={"X-API-Key": key, "content-type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:  # noqa: S310
+        with _opener(options).open(request, timeout=ANSWER_TIMEOUT_S) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         code = EXIT_FAILED if error.code >= _SERVER_ERROR else EXIT_REFUSED
         raise CommandFailed(code, _detail(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise CommandFailed(EXIT_FAILED, f"the REST API at {url} does not answer: {error}") from error
+
+
+def _opener(options: argparse.Namespace) -> urllib.request.OpenerDirector:
+    """Return what opens addresses: our own without a proxy of the environment, which would get the key."""
+    return urllib.request.build_opener(*([] if options.url else [urllib.request.ProxyHandler({})]))
 
 
 def _api(options: argparse.Namespace) -> tuple[str, str]:
