@@ -434,7 +434,8 @@ class Model:
         if ignored:
             self._violated("I8", f"{firing} was published, but {ignored} were stored before it was due")
         silent_since = self.around.silent_since
-        if silent_since is not None and silent_since + self.around.slack_s < due_at:
+        # A due time that is still to come was reached before the clock was set back, during the look.
+        if silent_since is not None and silent_since + self.around.slack_s < due_at <= now:
             self._violated(
                 "I8", f"{firing} was published, but nobody could say what waits since {silent_since}"
             )

@@ -54,6 +54,7 @@ FOUND = {
     4072: "a timer was purged, and scheduled again with the same due time",
     5860: "that a look takes half of a batch under backlog was not counted in how late a timer may be",
     9394: "polls each second took a few steps more than were allowed to an idle service",
+    12519: "a clock that was set back during a look made its timers seem due later than they were published",
     12204: "a batch that was confirmed went out again, because a dead letter was forbidden just before",
     6254: "a timer was purged, its command delivered again, and by then it had expired",
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",
