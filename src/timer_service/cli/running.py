@@ -30,6 +30,8 @@ from timer_service.observability.logs import configure_logging
 from timer_service.waiting import first_critical, first_done, owned
 
 GC_AFTER_OBJECTS: Final = 50_000
+TIDY_EVERY_S: Final = 300.0
+"""How often Python gives back what it keeps for later; that takes a few milliseconds."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread of the store may keep the interpreter from the event loop: 5 ms otherwise."""
 ENOUGH_FILES: Final = 4_096
@@ -180,10 +182,22 @@ async def _serve(
             log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
             # All that the start has made stays: looking through it once more stops every loop for 20 ms.
             gc.freeze()
-            await run_service(service, stop)
+            async with owned(keep_memory_level()):
+                await run_service(service, stop)
 
     await _stop_before(started, stop, serve())
     log.info("service.stopped")
+
+
+async def keep_memory_level(every_s: float = TIDY_EVERY_S) -> None:
+    """Look for cycles now and then; without an end.
+
+    By the number of objects alone that would take days. Meanwhile what errors leave behind piles up, and the
+    places of small tuples that Python keeps to use again, up to 2,000 of each length: it looks like a leak.
+    """
+    while True:
+        await asyncio.sleep(every_s)
+        gc.collect()
 
 
 async def _stop_before(started: asyncio.Event, stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
