@@ -21,7 +21,7 @@ from bench.page import measure_page
 from bench.peers import apscheduler_jobs, nats_schedules, plain_poller, postgres_queues
 from bench.plan import FULL, QUICK
 from bench.postgres import measure_postgres
-from bench.report import Figure, as_json, table, updated
+from bench.report import Figure, as_json, stolen_share, table, updated
 from bench.rest import measure_rest
 from bench.scale import measure_polls, measure_scale
 from bench.slow_disk import measure_slow_disk
@@ -46,6 +46,8 @@ PEERS: Final[dict[str, Measure]] = {
     "postgres": postgres_queues.measure,
 }
 DEFAULT_PEERS: Final = ("nats", "poller")
+MAX_STOLEN: Final = 0.03
+"""More than that of the processor time, and lateness is that of the neighbours."""
 
 
 def measure_peers(bench: Bench) -> Iterator[Figure]:
@@ -89,7 +91,7 @@ def main() -> int:
     figures: list[Figure] = []
     missing: dict[str, str] = {}
     options.dir.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    started, times = time.monotonic(), processor_times()
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="bench-") as name:
         folder = Path(name).resolve()
         bench = Bench(folder, plan, Limits(folder, plan), options.log_level, options.peers)
@@ -101,6 +103,11 @@ def main() -> int:
     print(table([figure for figure in figures if figure.goal]))
     for part, reason in missing.items():
         print(f"{part}: not measured: {reason}")
+    stolen = stolen_share(times, processor_times())
+    if stolen > MAX_STOLEN:
+        print(
+            f"Others had {stolen:.0%} of this machine's processor time: measure again before you keep this."
+        )
     run = {
         "plan": "quick" if options.quick else "full",
         "parts": parts,
@@ -108,6 +115,7 @@ def main() -> int:
         "log_level": options.log_level,
         "seconds": round(time.monotonic() - started),
         "load_before": os.getloadavg()[2],
+        "stolen": round(stolen, 3),
     }
     if options.json:
         results = as_json(figures, run)
@@ -115,6 +123,11 @@ def main() -> int:
             results = updated(json.loads(options.json.read_text("utf-8")), results)
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0 if {figure.part for figure in figures} == set(parts) else 1
+
+
+def processor_times() -> list[int]:
+    """Return what the processors of this machine have spent so far, by kind: the first line of /proc/stat."""
+    return [int(each) for each in Path("/proc/stat").read_text("ascii").splitlines()[0].split()[1:]]
 
 
 def _measured(part: str, bench: Bench, missing: dict[str, str]) -> Iterator[Figure]:

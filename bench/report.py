@@ -76,6 +76,13 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 0.5)
 
 
+def stolen_share(before: Sequence[int], after: Sequence[int]) -> float:
+    """Return which part of the time other guests of the same host had, by two first lines of /proc/stat."""
+    # User, nice, system, idle, iowait, irq, softirq, steal; what follows is counted in these already.
+    spent = [now - then for then, now in zip(before[:8], after[:8], strict=True)]
+    return spent[7] / max(1, sum(spent))
+
+
 def shown(value: float | None, unit: str = "") -> str:
     """Return a number with as many digits as mean something."""
     if value is None:

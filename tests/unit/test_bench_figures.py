@@ -6,7 +6,7 @@ import re
 import pytest
 from bench import figures
 from bench.__main__ import PARTS
-from bench.report import Figure, Goal, percentile, shown, table, updated
+from bench.report import Figure, Goal, percentile, shown, stolen_share, table, updated
 
 AT_LEAST_HALF = Goal(0.5, 0.8, of="ratio", at_least=True)
 AT_MOST_50 = Goal(50, 10)
@@ -136,3 +136,10 @@ def test_a_part_that_is_measured_again_replaces_the_older_one_and_leaves_the_oth
 
 def _figure(part: str, value: float) -> dict[str, object]:
     return {"part": part, "name": "p50", "value": value}
+
+
+def test_what_neighbours_took_is_told_from_what_was_idle() -> None:
+    before = [10, 0, 5, 100, 0, 0, 0, 2, 0, 0]
+    after = [20, 0, 10, 155, 0, 0, 0, 32, 7, 7]
+
+    assert stolen_share(before, after) == 0.3
