@@ -17,6 +17,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from timer_client import wire
+from timer_client.cancelling import cancellable
 from timer_client.errors import NotPermitted, RequestRefused, ServiceAway, TimerError, TimerNotFound
 from timer_client.subjects import PREFIX_RULE, StreamNames, Subjects, is_prefix
 
@@ -71,9 +72,10 @@ class BrokerClient:
         before = self._connection.last_error
         for timeout_s in PUBLISH_TIMEOUTS_S:
             try:
-                return await self._jetstream.publish(
-                    subject, body, timeout=timeout_s, headers={"Nats-Msg-Id": message_id}
-                )
+                with cancellable():
+                    return await self._jetstream.publish(
+                        subject, body, timeout=timeout_s, headers={"Nats-Msg-Id": message_id}
+                    )
             except (TimeoutError, NoStreamResponseError) as error:
                 failure: NatsError | TimeoutError = error
                 if self._is_forbidden(subject, before):

@@ -12,6 +12,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from timer_client import wire
+from timer_client.cancelling import cancellable
 from timer_client.connection import now_ms
 
 
@@ -141,5 +142,6 @@ class Listening:
 
 async def _until_told(connection: Client) -> None:
     """Return once the broker has what was said; twice, because nats-py may send a ping ahead of it."""
-    await connection.flush()
-    await connection.flush()
+    with cancellable():
+        await connection.flush()
+        await connection.flush()
