@@ -21,16 +21,22 @@ def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
+async def until_closed(place: socket.socket, sent: bytes) -> bytes:
+    """Send something, and return all that comes back until the other end closes the connection."""
+    reader, writer = await asyncio.open_connection(*place.getsockname())
+    writer.write(sent)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
 async def test_a_head_that_never_ends_is_not_waited_for() -> None:
     site = await Site().open()
 
     with listener() as place:
         async with serving(site.app, place, http=ImpatientProtocol, ws="none"):
-            reader, writer = await asyncio.open_connection(*place.getsockname())
-            writer.write(b"GET /v1/timers HTTP/1.1\r\nX-Slow: ")
-            async with asyncio.timeout(PATIENCE_S):
-                rest = await reader.read()
-            writer.close()
+            rest = await until_closed(place, b"GET /v1/timers HTTP/1.1\r\nX-Slow: ")
 
     assert rest == b""
 
@@ -49,11 +55,7 @@ async def test_a_stranger_writes_no_line_into_the_log(
 
     with listener() as place:
         async with serving_api(site.app, place):
-            reader, writer = await asyncio.open_connection(*place.getsockname())
-            writer.write(request_head)
-            async with asyncio.timeout(PATIENCE_S):
-                answer = await reader.read()
-            writer.close()
+            answer = await until_closed(place, request_head)
 
     assert (answer.split()[1], caplog.records) == (status, [])
 
@@ -82,11 +84,7 @@ async def test_a_stranger_with_a_large_body_is_answered_before_it_is_read() -> N
 
     with listener() as place:
         async with serving_api(site.app, place):
-            reader, writer = await asyncio.open_connection(*place.getsockname())
-            writer.write(head)
-            async with asyncio.timeout(PATIENCE_S):
-                answer = await reader.read()
-            writer.close()
+            answer = await until_closed(place, head)
 
     assert answer.startswith(b"HTTP/1.1 401")
 
