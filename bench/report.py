@@ -4,16 +4,18 @@ import math
 import platform
 import sqlite3
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from bench.harness import nats_server_binary
 
 Verdict = Literal["aim", "must", "missed", ""]
+
+T = TypeVar("T")
 
 _HEADINGS: Final = ("part", "figure", "value", "limit", "ratio", "must", "aim", "stands")
 
@@ -74,6 +76,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 def median(values: Sequence[float]) -> float:
     """Return the middle value, the lower one of two."""
     return percentile(values, 0.5)
+
+
+def middle(values: Sequence[T], key: Callable[[T], float]) -> T:
+    """Return the value whose key is the median of all keys."""
+    return sorted(values, key=key)[(len(values) - 1) // 2]
 
 
 def stolen_share(before: Sequence[int], after: Sequence[int]) -> float:

@@ -6,7 +6,7 @@ import re
 import pytest
 from bench import figures
 from bench.__main__ import PARTS
-from bench.report import Figure, Goal, percentile, shown, stolen_share, table, updated
+from bench.report import Figure, Goal, middle, percentile, shown, stolen_share, table, updated
 
 AT_LEAST_HALF = Goal(0.5, 0.8, of="ratio", at_least=True)
 AT_MOST_50 = Goal(50, 10)
@@ -53,6 +53,12 @@ def test_inserting_twice_changes_nothing_more() -> None:
 def test_a_readme_without_both_markers_is_refused(text: str) -> None:
     with pytest.raises(figures.MarkersMissing, match="must hold the lines"):
         figures.insert(text, "new")
+
+
+def test_the_middle_round_is_the_one_with_the_median_ratio() -> None:
+    in_trouble_and_alone = [(9.0, 3.0), (2.0, 2.0), (30.0, 20.0), (50.0, 10.0), (1.0, 2.0)]
+
+    assert middle(in_trouble_and_alone, key=lambda each: each[0] / each[1]) == (30.0, 20.0)
 
 
 @pytest.mark.parametrize(
