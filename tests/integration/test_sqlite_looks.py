@@ -229,6 +229,24 @@ async def test_whatever_is_overdue_in_the_file_is_found_although_all_looks_are_s
     assert found[by_hand] == MAX_AGE_S
 
 
+async def test_a_look_says_whether_what_it_finds_was_read_ahead(empty: Path, tmp_path: Path) -> None:
+    path = tmp_path / "timers.db"
+    shutil.copyfile(empty, path)
+    timers = [schedule(f"order-{due_s}", due_s, number=due_s) for due_s in (1, 2, 9)]
+    read_ahead = {}
+
+    async with open_sqlite_store(path, lambda: START) as store:
+        await store.apply(timers, at(-1))
+        for now_s in (0, 1, 2, 3, 9):
+            async with store.claim_due(at(now_s), LIMIT) as claim:
+                read_ahead[now_s] = claim.read_ahead
+                await claim.mark_reached([timer.reached(at(now_s)) for timer in claim.timers])
+            await store.next_due_at(at(now_s))
+
+    # Nothing is due at 3, and at 9 it is too long ago that the file was asked for all that is.
+    assert read_ahead == {0: False, 1: True, 2: True, 3: False, 9: False}
+
+
 async def test_under_backlog_what_comes_due_is_found_alone_in_four_of_five_looks(
     empty: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from tests.simulation.hooks import (
 from tests.simulation.model import Wish
 from timer_service.domain.callback import DEFAULT_DELAYS
 
-SEEDS = (*range(24), 32, 45, 61, 66, 70, 101, 110, 116, 169, 181, 68)
+SEEDS = (*range(24), 32, 45, 61, 66, 70, 101, 110, 116, 169, 181, 201)
 """What the default run plays: the first, and some for the faults and bugs that these do not have."""
 TENANTS = ("acme", "Acme", "globex", "umbrella_1")
 CALLS = (

@@ -272,8 +272,8 @@ PLANTED: dict[str, Callable[[], Change]] = {
         "run",
         ("            self._wake.clear()\n", ""),
         (
-            "                await self._sleep_until(next_look_at,",
-            "                self._wake.clear()\n                await self._sleep_until(next_look_at,",
+            "                await self._sleep_until(next_look_at)",
+            "                self._wake.clear()\n                await self._sleep_until(next_look_at)",
         ),
     ),
     "cancel without tombstone": lambda: rewritten(
@@ -402,7 +402,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         ("seconds = min(seconds, ", "seconds = ("),
     ),
     "a look from memory puts off the poll": lambda: rewritten(
-        Pauses, "_next_poll", ("if self._polled_at is None or not", "if self._polled_at is None or")
+        Pauses, "looked", ("if not read_ahead", "if True")
     ),
     "a request is answered before the commit": lambda: rewritten(
         decide_timer.RequestDesk,

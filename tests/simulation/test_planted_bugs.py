@@ -37,7 +37,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "no bound on what is published and not marked": 21,
     "what was changed before its mark is not looked for": 45,
     "missing tenant filter on get": 1,
-    "wake-up checked before waiting": 68,
+    "wake-up checked before waiting": 201,
     "cancel without tombstone": "an orderly stop with work in hand, and retention",
     "due time rounded down": 0,
     "a new due time keeps the generation": "a first start, commands, and more due than a batch",
@@ -68,7 +68,7 @@ CAUGHT_BY: dict[str, int | str] = {
     "sleep without regard to the poll interval": (
         "a clock that is behind at the start, and set right at the end"
     ),
-    "a look from memory puts off the poll": 0,
+    "a look from memory puts off the poll": 1,
     "a request is answered before the commit": "requests that meet each other, commands and firings",
     "a request changes a timer that is being fired": "a request between an event and its mark",
     "a delivery is opened outside the transaction of its mark": (

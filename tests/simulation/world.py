@@ -32,8 +32,6 @@ LETTERS_SETTLED_AFTER_S = 90.0
 PROBE_S = 3.0
 PUNCTUAL_S = 1.0
 IDLE_S = 10.0
-READ_AHEAD_S = 5.0
-"""For so long timers may be fired as they were read ahead."""
 CALL_TIMEOUT_S = 15.0
 RETRY_S = 0.5
 MAX_RETRY_S = 3600.0
@@ -102,7 +100,7 @@ class World:
                 note=self.note,
                 slack_s=_slack_s(plan),
                 punctual_s=plan.punctual_s,
-                unread_s=_unread_s(plan),
+                unread_s=plan.poll_interval_ms / 1000,
                 disturbed=plan.is_disturbed,
                 batch_size=plan.batch_size,
                 catch_up_s=plan.catch_up_s,
@@ -731,12 +729,6 @@ def _sizes(root: object, name: str = "service", depth: int = 6) -> Iterator[tupl
 def _is_watched(module: str) -> bool:
     """Metrics hold an entry for every label; everything else of ours must stay small."""
     return module.startswith("timer_service.") and module != "timer_service.observability.metrics"
-
-
-def _unread_s(plan: Plan) -> float:
-    """Return for how long the table may go unread: what is read ahead may stand in for a shorter interval."""
-    interval_s = plan.poll_interval_ms / 1000
-    return interval_s if interval_s >= READ_AHEAD_S else READ_AHEAD_S + interval_s
 
 
 def _slack_s(plan: Plan) -> float:

@@ -32,6 +32,8 @@ class FragileStore(MemoryTimerStore):
         self._errors: dict[str, list[Exception]] = defaultdict(list)
         self.before_settling: Callable[[], Awaitable[object]] = _nothing
         """Runs before a verdict is kept."""
+        self.reads_ahead = False
+        """Whether it says that what it finds was read before."""
 
     def fail(self, method: str, *errors: Exception) -> None:
         """Let the next calls of a method fail, one with each error."""
@@ -71,6 +73,10 @@ class _FragileClaim:
     @property
     def more(self) -> bool:
         return self._claim.more
+
+    @property
+    def read_ahead(self) -> bool:
+        return self._store.reads_ahead and bool(self._claim.timers)
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
         self._store.note("settle")

@@ -100,6 +100,7 @@ async def test_a_due_timer_is_published_and_marked() -> None:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
+        read_ahead=False,
     )
     assert await desk.next_look(report) == at(90)
     assert desk.broker.events == stored(event)
@@ -149,6 +150,7 @@ async def test_nothing_due_means_nothing_published() -> None:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
+        read_ahead=False,
     )
     assert await desk.next_look(report) is None
     assert desk.bus.published == []
@@ -246,6 +248,7 @@ async def test_only_what_the_broker_confirmed_is_marked() -> None:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
+        read_ahead=False,
     )
     assert await desk.next_look(report) == at(0.5)
     assert (desk.state("good"), desk.state("bad")) == (TimerState.REACHED, TimerState.SCHEDULED)

@@ -131,6 +131,7 @@ def fired(name: str, due_s: float, marked: int = 1, catch_up: CatchUpChange | No
         catch_up=catch_up or CatchUpChange(),
         disconnected=False,
         more=False,
+        read_ahead=False,
     )
 
 

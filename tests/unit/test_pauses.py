@@ -113,7 +113,7 @@ async def test_only_the_bus_says_to_pages_and_callbacks_when_it_looks_again(*, i
     rig = Rig()
     ways: list[RightOfWay] = [rig.around.right_of_way, rig.around.before_callbacks]
 
-    async with owned(pauses(rig, is_expected=is_expected).sleep(at(3), at(0), asyncio.Event())):
+    async with owned(pauses(rig, is_expected=is_expected).sleep(at(3), asyncio.Event())):
         await rig.clock.until_waits(1)
         told = [way.expected_in_s <= 3 for way in ways]
 

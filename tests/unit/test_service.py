@@ -71,22 +71,25 @@ async def test_it_wakes_at_the_moment_a_timer_is_due() -> None:
         rig.clock.advance(1.234)
         await rig.clock.until_waits(2)
 
-    assert rig.clock.waits == [1.234, POLL_S - 1.234]
+    assert rig.clock.waits == [1.234, POLL_S]
     assert rig.fired() == [["order-1"]]
     assert rig.store.timers[ACME, call("order-1")].reached_at == at(1.234)
 
 
-async def test_looks_in_between_do_not_put_off_the_poll() -> None:
+async def test_looks_at_what_was_read_ahead_do_not_put_off_the_poll() -> None:
     rig = Rig()
-    await rig.keep(schedule("order-1", 2), schedule("order-2", 4, number=2))
+    rig.store.reads_ahead = True
+    await rig.keep(*(schedule(f"order-{n}", due_s, number=n) for n, due_s in enumerate((2, 4, 5, 7))))
 
     async with rig.running():
         for sleeps, seconds in enumerate((2, 2, 1), start=1):
             await rig.clock.until_waits(sleeps)
             rig.clock.advance(seconds)
-        await rig.clock.until_waits(4)
+        await rig.clock.until_waits(5)
 
-    assert rig.clock.waits == [2, 2, 1, POLL_S]
+    # The poll is due at 5 s, and so is a timer that was read ahead: the store is asked right after it.
+    assert rig.clock.waits == [2, 2, 1, 0, 2]
+    assert rig.fired() == [["order-0"], ["order-1"], ["order-2"]]
 
 
 async def test_the_poll_interval_is_its_longest_sleep() -> None:
@@ -101,7 +104,7 @@ async def test_the_poll_interval_is_its_longest_sleep() -> None:
         rig.clock.advance(2)
         await rig.clock.until_waits(4)
 
-    assert rig.clock.waits == [POLL_S, POLL_S, 2, POLL_S - 2]
+    assert rig.clock.waits == [POLL_S, POLL_S, 2, POLL_S]
     assert rig.fired() == [["order-1"]]
 
 
@@ -194,7 +197,7 @@ async def test_a_timer_accepted_between_the_look_and_the_sleep_is_not_missed() -
         await rig.clock.until_waits(3)
 
     # The first sleep was over before it began.
-    assert rig.clock.waits == [POLL_S, 1, POLL_S - 1]
+    assert rig.clock.waits == [POLL_S, 1, POLL_S]
     assert rig.fired() == [["order-1"]]
 
 
@@ -281,7 +284,7 @@ async def test_a_timer_due_this_very_moment_is_slept_for_no_time() -> None:
     async with rig.running():
         await rig.clock.until_waits(2)
 
-    assert rig.clock.waits == [0, POLL_S - 0.5]
+    assert rig.clock.waits == [0, POLL_S]
     assert rig.fired() == [["first"], ["second"]]
 
 
@@ -341,6 +344,7 @@ class _TimersInOtherHands(FragileStore):
 class _MoreThanIsThere:
     timers = ()
     more = True
+    read_ahead = False
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
         raise NotImplementedError
@@ -378,7 +382,7 @@ async def test_a_timer_that_cannot_be_published_is_tried_again_after_its_pause()
         rig.clock.advance(1)
         await rig.clock.until_waits(3)
 
-    assert rig.clock.waits == [0.5, 1, POLL_S - 1.5]
+    assert rig.clock.waits == [0.5, 1, POLL_S]
     assert rig.state("order-1") is TimerState.REACHED
 
 

@@ -162,6 +162,10 @@ class _RetryingClaim:
     def more(self) -> bool:
         return self._claim.more
 
+    @property
+    def read_ahead(self) -> bool:
+        return self._claim.read_ahead
+
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
         return await self._claim.settle(timers, verdict)
 

@@ -86,6 +86,11 @@ class Claim(Protocol):
         """Whether more timers were due than the claim holds."""
         ...
 
+    @property
+    def read_ahead(self) -> bool:
+        """Whether some were read before they were due: what others have changed since may be missing."""
+        ...
+
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> Collection[TimerKey]:
         """Record durably, before it is published, which event the firing of these timers gets.
 

@@ -196,6 +196,7 @@ class Firing:
             try:
                 with self._right_of_way.taken(), self._before_callbacks(draining=draining):
                     report = await self._look(firings, limit)
+                    self._pauses.looked(report.looked_at, read_ahead=report.read_ahead)
                     draining = report.more
                     next_look_at = None if draining else await self._next_look(report)
                 if draining and self._batch.pause_s:
@@ -209,7 +210,7 @@ class Firing:
                 # Not by our clock: a virtual one stands still while there is something to do.
                 await asyncio.sleep(self._batch.pause_s)
             if not draining:
-                await self._sleep_until(next_look_at, report.looked_at)
+                await self._sleep_until(next_look_at)
             elif not report.confirmed and not report.failed:
                 # What is due is in the hands of requests: asking again at once would keep the store busy.
                 await self._clock.wait(LOOK_AGAIN_S, self._stopping)
@@ -306,7 +307,7 @@ class Firing:
             looked_at=report.looked_at,
         )
 
-    async def _sleep_until(self, next_look_at: datetime | None, looked_at: datetime) -> None:
+    async def _sleep_until(self, next_look_at: datetime | None) -> None:
         """Sleep until the next timer is due, a nearer one comes in, or the poll interval is over."""
         self._sleeps_until, self._nothing_to_come = next_look_at, next_look_at is None
-        await self._pauses.sleep(next_look_at if self._precise_wakeup else None, looked_at, self._wake)
+        await self._pauses.sleep(next_look_at if self._precise_wakeup else None, self._wake)

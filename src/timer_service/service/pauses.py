@@ -39,12 +39,18 @@ class Pauses:
         self._right_of_way, self._before_callbacks = around.right_of_way, around.before_callbacks
         self._poll_interval_s = poll_interval_s
         self._is_expected = is_expected
-        self._polled_at: datetime | None = None
+        self._polled_at = around.clock.now()
         self._made_way = 0
 
-    async def sleep(self, next_look_at: datetime | None, looked_at: datetime, wake: asyncio.Event) -> None:
+    def looked(self, looked_at: datetime, *, read_ahead: bool) -> None:
+        """Count the poll interval from a look, unless that has found what was read ahead."""
+        if not read_ahead:
+            self._polled_at = looked_at
+
+    async def sleep(self, next_look_at: datetime | None, wake: asyncio.Event) -> None:
         """Sleep until a moment or the end of the poll interval, whichever comes first, or the event."""
-        seconds = min(self._poll_interval_s, self._seconds_until(self._next_poll(looked_at)))
+        next_poll_at = self._polled_at + timedelta(seconds=self._poll_interval_s)
+        seconds = min(self._poll_interval_s, self._seconds_until(next_poll_at))
         if next_look_at is not None:
             seconds = min(seconds, self._seconds_until(next_look_at))
         with self._expected(self._right_of_way, seconds), self._expected(self._before_callbacks, seconds):
@@ -78,13 +84,6 @@ class Pauses:
     def _expected(self, way: RightOfWay, seconds: float) -> AbstractContextManager[None]:
         """Say when the bus looks again, by a clock that counts whole milliseconds: it may be one earlier."""
         return way.expected(seconds - CLOCK_STEP_S) if self._is_expected else nullcontext()
-
-    def _next_poll(self, looked_at: datetime) -> datetime:
-        """Return when the poll interval is over: looks in between do not put off the poll."""
-        interval = timedelta(seconds=self._poll_interval_s)
-        if self._polled_at is None or not self._polled_at <= looked_at < self._polled_at + interval:
-            self._polled_at = looked_at
-        return self._polled_at + interval
 
     def _seconds_until(self, moment: datetime) -> float:
         return max(0.0, (moment - self._clock.now()).total_seconds())

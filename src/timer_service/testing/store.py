@@ -189,6 +189,7 @@ class _MemoryClaim:
     _deliveries: MemoryDeliveries
     timers: Sequence[DueTimer]
     more: bool
+    read_ahead: bool = False
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
         every = self._deliveries.timers

@@ -35,6 +35,8 @@ class FireReport:
     disconnected: bool
     more: bool
     """Whether to look again at once."""
+    read_ahead: bool
+    """Whether the store did not read all of it now."""
     marked: int = 0
     """How many were marked; none before that is done."""
 
@@ -87,8 +89,7 @@ async def publish_due_timers(
     async with look as (waits, claim):
         caught_up = catch_up.settle(waits, claim.timers, more=claim.more)
         # Not the time of the look: what came in since is among them. Nor earlier, if the clock was set back.
-        at = max(now, clock.now())
-        events, results, lost = await _publish(claim, waits, sink, at)
+        events, results, lost = await _publish(claim, waits, sink, max(now, clock.now()))
         confirmed, failed = _sorted_out(events, results)
         report = FireReport(
             looked_at=now,
@@ -102,6 +103,7 @@ async def publish_due_timers(
             catch_up=caught_up,
             disconnected=any(r.outcome is Published.DISCONNECTED for _, r in failed),
             more=claim.more or lost,
+            read_ahead=claim.read_ahead,
         )
         yield PublishedBatch(report, claim)
 
@@ -216,6 +218,7 @@ def _nothing(now: datetime) -> FireReport:
         catch_up=CatchUpChange(),
         disconnected=False,
         more=False,
+        read_ahead=False,
     )
 
 

@@ -83,6 +83,7 @@ class PostgresClaim:
         self._held: dict[TimerKey, int] = {}
         self.timers: Sequence[DueTimer] = []
         self.more = False
+        self.read_ahead = False
 
     @asynccontextmanager
     async def begun(self) -> AsyncIterator[Connection]:

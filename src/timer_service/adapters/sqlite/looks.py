@@ -111,8 +111,8 @@ class Looks:
 
     async def find(
         self, now: datetime, limit: int, claimed: Collection[TimerKey], held_back: HeldBack
-    ) -> tuple[list[Row], bool]:
-        """Return up to `limit` due timers, oldest first, and whether there may be more."""
+    ) -> tuple[list[Row], bool, bool]:
+        """Return up to `limit` due timers, oldest first; whether there may be more; if any was read ahead."""
         self._tenants.begin(now, held_back.timers)
         self._places.begin(now)
         if held_back.timers or not self._backlog:
@@ -121,10 +121,10 @@ class Looks:
         punctual = self._take_punctual(now, limit, claimed, held_back)
         if punctual and not self._backlog:
             self._tenants.found_all(now_ms)
-            return punctual, False
+            return punctual, False, True
         if punctual and self._put_off < MAX_PUT_OFF:
             self._put_off += 1
-            return punctual, True
+            return punctual, True, True
         self._put_off = 0
         # By age, the timers of a tenant that is held back would have to be passed one by one.
         if not held_back.tenants and not self._backlog:
@@ -133,11 +133,11 @@ class Looks:
             found = await self._read(self._find_due, parameters)
             if len(found) <= limit:
                 self._tenants.found_all(now_ms)
-                return found, False
+                return found, False, False
             self._tenants.add(row[0] for row in found)
         in_hand = (*claimed, *(row[:2] for row in punctual))
         found, self._backlog = await self._take_turns(now_ms, limit - len(punctual), in_hand, held_back)
-        return punctual + found, self._backlog
+        return punctual + found, self._backlog, bool(punctual)
 
     def _take_punctual(
         self, now: datetime, limit: int, claimed: Collection[TimerKey], held_back: HeldBack

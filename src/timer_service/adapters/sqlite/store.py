@@ -156,14 +156,14 @@ class SqliteTimerStore:
         looks = self._looks[sink]
         async with self._claiming[sink]:
             claimed_before = self._exclusion.begin_look(sink)
-            found, more = await looks.find(now, limit, claimed_before, held_back)
+            found, more, read_ahead = await looks.find(now, limit, claimed_before, held_back)
             keys = {row[:2] for row in found}
             claimed = self._exclusion.claim(keys, sink)
             looks.given_back(keys - claimed)
         if len(claimed) < len(found):
             found = [row for row in found if row[:2] in claimed]
         timers = [rows.due_timer(row) for row in found]
-        claim = _SqliteClaim(self.marks, sink, timers, more or len(claimed) < len(keys))
+        claim = _SqliteClaim(self.marks, sink, timers, more or len(claimed) < len(keys), read_ahead)
         try:
             yield claim
         finally:
@@ -264,6 +264,7 @@ class _SqliteClaim:
     _sink: Sink
     timers: Sequence[DueTimer]
     more: bool
+    read_ahead: bool
     marked: int = 0
 
     async def settle(self, timers: Sequence[DueTimer], verdict: TimerState | None) -> set[TimerKey]:
