@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.steps import counted
-from tests.support.timers import ACME, GLOBEX, at, schedule
+from tests.support.timers import ACME, GLOBEX, at, schedule, scheduled_timer
 from timer_service.adapters.sqlite.ahead import MAX_AGE_S
 from timer_service.adapters.sqlite.limits import DEFAULT_LIMITS, MAX_SCANNED_ROWS, SqliteLimits
+from timer_service.adapters.sqlite.looks import Looks
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.store import SqliteTimerStore
 from timer_service.domain.messages import TenantId
+from timer_service.domain.timer import Timer
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 from timer_service.testing import START
 
@@ -268,6 +271,34 @@ async def test_under_backlog_what_comes_due_is_found_alone_in_four_of_five_looks
         (LIMIT, ["punctual-5"]),
         (1, ["punctual-6"]),
     ]
+
+
+async def test_what_is_in_hand_is_not_found_if_a_timer_of_its_tenant_is_saved_in_the_middle_of_a_look(
+    empty: Path, tmp_path: Path
+) -> None:
+    saved, turns = list[Timer](), list[str]()
+
+    async def read(sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        found = [tuple(row) for row in await store._reader.execute_fetchall(sql, parameters)]
+        if "tenants" in parameters:
+            turns.append(parameters["tenants"])
+            looks.saved(saved)
+        return found
+
+    async with a_store(empty, tmp_path / "timers.db", DEFAULT_LIMITS) as store:
+        await store.apply(
+            [schedule(f"one-{n}", -9, tenant=GLOBEX, number=n) for n in range(LIMIT // 2)], at(-9)
+        )
+        looks = Looks(read, DEFAULT_LIMITS)
+        [first, _, _] = await looks.find(at(0), LIMIT, (), NOTHING_HELD_BACK)
+        in_hand = [row[:2] for row in first]
+        saved.append(scheduled_timer("order-of-tomorrow", 86_400))
+        [second, _, _] = await looks.find(at(0), LIMIT, in_hand, NOTHING_HELD_BACK)
+
+    # What GLOBEX leaves of its turn is offered to ACME, and read for that.
+    assert [turn.count("acme") for turn in turns] == [1, 1, 1]
+    assert not {*in_hand}.intersection(row[:2] for row in second)
+    assert len(second) == LIMIT
 
 
 async def test_beside_a_backlog_each_timer_is_found_once(empty: Path, tmp_path: Path) -> None:

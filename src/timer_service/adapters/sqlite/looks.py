@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from operator import itemgetter
 from typing import Any, Final
@@ -11,7 +11,7 @@ from timer_service.adapters.rows import DUE_COLUMNS, for_sink, of_table
 from timer_service.adapters.sqlite.ahead import MAX_ROWS, Ahead
 from timer_service.adapters.sqlite.due_tenants import DueTenants, Read
 from timer_service.adapters.sqlite.limits import SqliteLimits
-from timer_service.adapters.sqlite.places import Places
+from timer_service.adapters.sqlite.places import START, Place, Places
 from timer_service.domain.callback import Sink
 from timer_service.domain.messages import TenantId, TimerKey, epoch_ms
 from timer_service.domain.timer import Timer
@@ -169,9 +169,10 @@ class Looks:
     ) -> tuple[list[Row], bool]:
         all_known = await self._tenants.discover(now_ms)
         tenants, others = self._tenants.choose(limit, held_back.tenants)
-        passed = self._places.to_pass(tenants, claimed)
+        # Both at once: a place that is forgotten while the look goes on no longer stands for what is claimed.
+        passed, places = self._places.to_pass(tenants, claimed), self._places.of(tenants)
         parameters = {"now_ms": now_ms, "held_timers": _keys((*passed, *held_back.timers))}
-        by_tenant, unread = await self._read_turns(parameters, limit, tenants)
+        by_tenant, unread = await self._read_turns(parameters, limit, tenants, places)
         found, left = _in_turns(by_tenant.values(), limit)
         with_more = unread | {row[0] for row in left}
         self._tenants.took_turns(tenants, [tenant for tenant in tenants if tenant in with_more])
@@ -181,29 +182,29 @@ class Looks:
         return found, bool(with_more) or others or not all_known
 
     async def _read_turns(
-        self, parameters: dict[str, Any], limit: int, tenants: list[TenantId]
+        self, parameters: dict[str, Any], limit: int, asked: list[TenantId], places: Mapping[TenantId, Place]
     ) -> tuple[dict[TenantId, list[Row]], set[TenantId]]:
         """Read the oldest of each tenant, as many as together fill the limit; say who has more."""
         by_tenant: dict[TenantId, list[Row]] = {}
-        asked, turn = tenants, 0
+        turn = 0
         for _ in range(MAX_ROUNDS):
             missing = limit - sum(map(len, by_tenant.values()))
             if not asked or missing <= 0:
                 break
             turn += -(-missing // len(asked))
             # One more than a turn tells who has more.
-            statement, whom = self._turns_of(asked)
+            statement, whom = self._turns_of(asked, places)
             rows = await self._read(statement, {**parameters, "tenants": whom, "turn": turn + 1})
             by_tenant |= _by_tenant(rows)
             asked = [tenant for tenant in asked if len(by_tenant.get(tenant, ())) > turn]
         return by_tenant, set(asked)
 
-    def _turns_of(self, tenants: list[TenantId]) -> tuple[str, str]:
+    def _turns_of(self, tenants: list[TenantId], places: Mapping[TenantId, Place]) -> tuple[str, str]:
         """Return the statement that reads the next of some tenants, and their list as it takes it."""
-        if len(tenants) > 1 and not self._places.know_any(tenants):
+        if len(tenants) > 1 and not places:
             return self._find_first_in_turns, json.dumps(tenants)
         statement = self._find_due_of_tenant if len(tenants) == 1 else self._find_due_in_turns
-        return statement, json.dumps(self._places.of(tenants))
+        return statement, json.dumps([(tenant_id, *places.get(tenant_id, START)) for tenant_id in tenants])
 
 
 def _keys(timers: Iterable[TimerKey]) -> str:

@@ -38,13 +38,9 @@ class Places:
             self._known.clear()
             self._since = now
 
-    def of(self, tenants: Iterable[TenantId]) -> list[tuple[TenantId, int, str]]:
-        """Return tenants, each with the place after which its timers have to be looked for."""
-        return [(tenant_id, *self._known.get(tenant_id, START)) for tenant_id in tenants]
-
-    def know_any(self, tenants: Collection[TenantId]) -> bool:
-        """Return whether one of these tenants has a place."""
-        return not self._known.keys().isdisjoint(tenants)
+    def of(self, tenants: Iterable[TenantId]) -> dict[TenantId, Place]:
+        """Return the places of some tenants, where they have one: their timers are looked for after it."""
+        return {tenant_id: self._known[tenant_id] for tenant_id in tenants if tenant_id in self._known}
 
     def to_pass(self, tenants: Collection[TenantId], claimed: Collection[TimerKey]) -> list[TimerKey]:
         """Return those claimed timers of some tenants that a look would find."""
