@@ -191,6 +191,14 @@ def read_ms(text: str) -> int:
     return round(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
 
 
+def still_scheduled(path: Path, due_by_ms: int) -> list[Key]:
+    """Return some of the timers that are due by a moment and not marked; a million others do not matter."""
+    due_by = datetime.fromtimestamp(due_by_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    query = "SELECT tenant_id, service_call_id FROM timer_schedules WHERE state = 'Scheduled' AND due_at <= ?"
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as link:
+        return list(link.execute(f"{query} LIMIT 5", (due_by.replace("+00:00", "Z"),)))
+
+
 def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as link:
         link.row_factory = sqlite3.Row

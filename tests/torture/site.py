@@ -17,7 +17,7 @@ from nats.js.errors import NotFoundError
 
 from tests.support.broker import SERVICE_LOGIN, SHIPPED_PERMISSIONS, NatsServer
 from tests.support.process import TimerServiceProcess
-from tests.torture.ledger import Findings, Ledger, read_ms, read_rows
+from tests.torture.ledger import Findings, Ledger, read_rows, still_scheduled
 from tests.torture.load import COMMANDS, EVENTS, Tenants, now_ms
 from tests.torture.machine import Machine
 from tests.torture.wire import FaultyWire
@@ -56,6 +56,8 @@ class Site:
         self.db_path = folder / "timers.db"
         self.service: TimerServiceProcess
         self.ended_by_itself: list[str] = []
+        self._left: list[tuple[str, str]] = []
+        """Some of the timers that should have been marked when that was last looked for."""
         self.most: dict[str, int] = {"memory in MB": 0, "open files": 0, "log of the database in MB": 0}
 
     async def open(self) -> None:
@@ -95,7 +97,8 @@ class Site:
             except (NatsError, TimeoutError, OSError):
                 pass  # The broker may be away, or the stream.
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited {limit_s:g} s in vain for {what}")
+                left = f"; left: {self._left}" if self._left else ""
+                raise AssertionError(f"waited {limit_s:g} s in vain for {what}{left}")
             await asyncio.sleep(0.05)
 
     async def _has_streams(self) -> bool:
@@ -296,9 +299,8 @@ class Site:
 
     async def nothing_is_left(self) -> bool:
         """Return whether all timers that have to fire in this run are marked."""
-        end = now_ms() + self.tenants.longest_s * 1000
-        rows = read_rows(self.db_path).values()
-        return not any(row["state"] == "Scheduled" and read_ms(row["due_at"]) <= end for row in rows)
+        self._left = still_scheduled(self.db_path, now_ms() + round(self.tenants.longest_s * 1000))
+        return not self._left
 
 
 NEMESES: dict[str, Callable[[Site], Awaitable[float]]] = {

@@ -18,6 +18,7 @@ WARM_S = 600.0
 JUDGED_AFTER_S = 1_800.0
 """Growth in less time than this is mostly chance: it is counted, but fails nothing."""
 HOUR_S = 3_600.0
+PROGRESS_S = 600.0
 
 Look = tuple[float, dict[str, float]]
 
@@ -36,6 +37,9 @@ async def soak(
         began_s = loop.time()
         while (passed_s := loop.time() - began_s) < seconds:
             looks.append((passed_s, site.measured()))
+            if passed_s // PROGRESS_S > (passed_s - every_s) // PROGRESS_S:
+                told = ", ".join(f"{name} {value:.1f}" for name, value in looks[-1][1].items())
+                print(f"after {passed_s / 60:.0f} min: {told}", file=sys.stderr, flush=True)
             await asyncio.sleep(every_s)
         over.set()
         await working
