@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from bench.harness import (
 )
 from bench.load import Load
 from bench.report import Figure, Goal, median, percentile
-from bench.scale import FLAT
+from bench.scale import TURN_S, beside_smallest
 from bench.workloads import (
     BURST_LEAD_S,
     DRAIN_TIMEOUT_S,
@@ -87,10 +88,11 @@ def server() -> Iterator[PostgresServer]:
 
 
 @contextlib.contextmanager
-def database(on: PostgresServer) -> Iterator[str]:
-    """Make a database for one measurement."""
+def database(on: PostgresServer, template: str = "template1") -> Iterator[str]:
+    """Make a database for one measurement: a copy of the template, file by file."""
     name = f"bench_{next(_numbers)}"
-    run(on.url(), lambda link: link.execute(f"CREATE DATABASE {name}"))
+    made = f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY"
+    run(on.url(), lambda link: link.execute(made, timeout=600))
     try:
         yield on.url(name)
     finally:
@@ -137,12 +139,16 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(
-    bench: Bench, on: PostgresServer, instances: int, settings: Mapping[str, str] | None = None
+    bench: Bench,
+    on: PostgresServer,
+    instances: int,
+    settings: Mapping[str, str] | None = None,
+    template: str = "template1",
 ) -> Iterator[Cluster]:
     """Set up a broker and instances that are not started yet."""
     folder = bench.new_folder()
     folder.mkdir(parents=True)
-    with database(on) as url:
+    with database(on, template) as url:
         broker = Broker(folder / "broker")
         services = [
             OnPostgres(folder / f"instance{number}", broker, url, bench.log_level, settings or {})
@@ -220,25 +226,31 @@ def _busy(name: str, percents: Sequence[float]) -> Figure:
 
 
 def _scale(bench: Bench, on: PostgresServer) -> Iterator[Figure]:
-    rate, few = bench.plan.rates[0], bench.plan.pending[0]
+    """Measure lateness with few and with many pending timers, in turns as the part "scale" does."""
     smallest: dict[str, float] = {}
-    for pending in bench.plan.pending[:2]:
-        with cluster(bench, on, 1) as parts:
-            fill(parts.url, rows.pending(pending))
-            size = run(parts.url, lambda link: link.fetchval(_SIZE))
-            parts.start_ready()
-            # As the part "scale" does it, on this broker and this instance.
-            lateness = steady_lateness(
-                Rig(bench.folder, parts.broker, parts.services[0]), rate, bench.plan.steady_s
-            )
+    with contextlib.ExitStack() as stack:
+        filled = {pending: stack.enter_context(database(on)) for pending in bench.plan.pending[:2]}
+        for pending, url in filled.items():
+            fill(url, rows.pending(pending))
+            size = run(url, lambda link: link.fetchval(_SIZE))
+            yield Figure(PART, f"{pending:,} pending: disk per timer", size / pending, "B")
+        for figure in _lateness(bench, on, filled):
+            yield beside_smallest(figure, smallest, f"with {bench.plan.pending[0]:,} pending")
+
+
+def _lateness(bench: Bench, on: PostgresServer, filled: Mapping[int, str]) -> Iterator[Figure]:
+    rate, turns = bench.plan.rates[0], defaultdict[int, list[list[float]]](list)
+    for _ in range(bench.plan.repeats):
+        for pending, url in filled.items():
+            template = url.rpartition("/")[2]
+            with cluster(bench, on, 1, template=template) as parts:
+                parts.start_ready()
+                instance = Rig(bench.folder, parts.broker, parts.services[0])
+                turns[pending].append(steady_lateness(instance, rate, min(bench.plan.steady_s, TURN_S)))
+    for pending, measured in turns.items():
         for label, share in SHARES.items():
-            value = percentile(lateness, share)
-            what = f"with {few:,} pending" if label in smallest else ""
-            goal = FLAT.get(label) if what else None
-            name = f"{pending:,} pending: {rate:,}/s {label}"
-            yield Figure(PART, name, value, "ms", what, smallest.get(label), goal)
-            smallest.setdefault(label, value)
-        yield Figure(PART, f"{pending:,} pending: disk per timer", size / pending, "B")
+            value = median([percentile(lateness, share) for lateness in measured])
+            yield Figure(PART, f"{pending:,} pending: {rate:,}/s {label}", value, "ms")
 
 
 _SIZE: Final = "SELECT pg_total_relation_size('timer_schedules')"

@@ -40,7 +40,7 @@ def measure_scale(bench: Bench) -> Iterator[Figure]:
         *(_costs(bench, pending, database) for pending, database in databases.items()),
         *(_disk(bench, pending, databases[pending]) for pending in databases if pending <= GROWN_FROM),
     ):
-        yield _beside_smallest(figure, smallest, f"with {bench.plan.pending[0]:,} pending")
+        yield beside_smallest(figure, smallest, f"with {bench.plan.pending[0]:,} pending")
     for database in databases.values():
         rows.remove(database)
 
@@ -56,7 +56,7 @@ def _databases(bench: Bench) -> dict[int, Path]:
     return databases
 
 
-def _beside_smallest(figure: Figure, smallest: dict[str, float], what: str) -> Figure:
+def beside_smallest(figure: Figure, smallest: dict[str, float], what: str) -> Figure:
     """Compare with the same figure at the smallest number of pending timers: flat is the aim."""
     kind = figure.name.partition(": ")[2]
     if figure.limit or kind not in smallest:
