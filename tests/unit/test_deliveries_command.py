@@ -3,6 +3,7 @@
 import json
 import threading
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -122,3 +123,38 @@ def test_no_proxy_of_the_environment_gets_the_key_of_our_own_service(
         list_deliveries(Namespace(state=None, limit=1, url=None, key_file=key, json=True))
 
     assert (asked, capsys.readouterr().err) == (["/v1/deliveries?limit=1"], "")
+
+
+@pytest.mark.parametrize("columns", [None, "80"], ids=["into a file", "on a narrow terminal"])
+def test_a_list_cuts_nothing_off(
+    columns: str | None, key: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    told = {
+        "serviceCallId": "01890a5d-ac96-774b-bcce-b302099a8057",
+        "state": "Waiting",
+        "attempts": 1,
+        "origin": "https://receiver.of-the-shop.example:8443",
+        "dueAt": "2026-01-01T12:00:00.000Z",
+        "error": "unreachable (connect): connection refused",
+    }
+
+    with answering({"deliveries": [told]}) as (url, _):
+        list_deliveries(Namespace(state=None, limit=10, url=url, key_file=key, json=False))
+
+    shown = capsys.readouterr().out
+    headings = ("id", "state", "attempts", "receiver", "due", "error")
+    # A cell that is folded goes on below, between the others: all its characters are there.
+    assert Counter("".join(shown.split())) == Counter(
+        "".join("".join(map(str, (*headings, *told.values()))).split())
+    )
+    assert columns is not None or all(str(each) in shown for each in told.values())
+
+
+def test_an_api_that_does_not_answer_is_told_of_in_words(key: Path) -> None:
+    with pytest.raises(CommandFailed) as failed:
+        list_deliveries(Namespace(state=None, limit=10, url="http://127.0.0.1:1", key_file=key, json=False))
+
+    assert str(failed.value) == "the REST API at http://127.0.0.1:1 does not answer: Connection refused"

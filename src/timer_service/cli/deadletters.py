@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from timer_client import OperatorClient
@@ -14,7 +13,7 @@ from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import Commands, add_client_arguments, count, duration
 from timer_service.cli.conversation import converse
 from timer_service.cli.exits import EXIT_REFUSED, EXIT_USAGE, CommandFailed
-from timer_service.cli.output import add_row, say, tell
+from timer_service.cli.output import add_row, print_table, say, tell
 from timer_service.printable import printable_json
 
 EXCERPT: Final = 80
@@ -58,11 +57,10 @@ def list_letters(options: argparse.Namespace) -> int:
             say("\n".join(map(printable_json, letters)))
             return
         table = Table("number", "received", "subject", "reason", "detail", expand=True)
-        for column, width in zip(table.columns, (None, 24, None, None, None), strict=True):
-            column.overflow, column.min_width = "fold", width
+        table.columns[1].min_width = 24
         for letter in letters:
             add_row(table, *_cells(letter))
-        Console().print(table)
+        print_table(table)
         if len(letters) == options.limit:
             print(f"the newest {options.limit}; see more with --limit and --since", file=sys.stderr)
 

@@ -10,13 +10,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from timer_client import wire
 from timer_service.cli.arguments import Commands, add_json_argument, count
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
-from timer_service.cli.output import add_row, as_block, say, tell
+from timer_service.cli.output import add_row, as_block, print_table, say, tell
 from timer_service.config import load_settings
 from timer_service.printable import printable_json
 
@@ -63,7 +62,7 @@ def list_deliveries(options: argparse.Namespace) -> int:
         for each in found:
             say(printable_json(each))
         return EXIT_OK
-    table = Table(Column("id", no_wrap=True), "state", "attempts", "receiver", "due", "error", box=None)
+    table = Table("id", "state", "attempts", "receiver", "due", "error", box=None)
     for each in found:
         last = each.get("error") or ""
         row = (
@@ -75,7 +74,7 @@ def list_deliveries(options: argparse.Namespace) -> int:
             last,
         )
         add_row(table, *row)
-    Console().print(table) if found else say("no deliveries")
+    print_table(table) if found else say("no deliveries")
     return EXIT_OK
 
 
@@ -145,7 +144,13 @@ def _ask(options: argparse.Namespace, method: str, path: str, body: dict[str, An
         code = EXIT_FAILED if error.code >= _SERVER_ERROR else EXIT_REFUSED
         raise CommandFailed(code, _detail(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise CommandFailed(EXIT_FAILED, f"the REST API at {url} does not answer: {error}") from error
+        raise CommandFailed(EXIT_FAILED, f"the REST API at {url} does not answer: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> str:
+    """Return what went wrong in words, without the names of Python's errors around it."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return (isinstance(reason, OSError) and reason.strerror) or str(reason)
 
 
 def _opener(options: argparse.Namespace) -> urllib.request.OpenerDirector:

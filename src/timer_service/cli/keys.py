@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from timer_client import wire
 from timer_service.adapters.system import local_now
 from timer_service.cli.arguments import Commands, add_json_argument, duration
 from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
-from timer_service.cli.output import add_row, say, tell
+from timer_service.cli.output import add_row, print_table, say, tell
 from timer_service.config import load_settings
 from timer_service.domain.api_keys import (
     ALL_SCOPES,
@@ -129,12 +128,21 @@ async def _list(options: argparse.Namespace, keys: ApiKeyStore) -> None:
     if not found:
         say("no keys: `timer-service keys create` makes one")
         return
-    table = Table("id", "tenant", "scopes", "created", "last used", "state", "note", box=None)
+    table = Table(
+        Column("id", min_width=ID_BYTES * 2),
+        "tenant",
+        "scopes",
+        "created",
+        "last used",
+        "state",
+        "note",
+        box=None,
+    )
     for key in found:
         created, state = wire.format_time(key.created_at), _state(key)
         used = wire.format_time(key.used_at) if key.used_at else "never"
         add_row(table, key.id, key.tenant_id, " ".join(sorted(key.scopes)), created, used, state, key.note)
-    Console().print(table)
+    print_table(table)
 
 
 async def _revoke(options: argparse.Namespace, keys: ApiKeyStore) -> None:

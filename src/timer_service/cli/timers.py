@@ -9,7 +9,6 @@ from functools import partial
 from typing import get_args
 
 import uuid6
-from rich.console import Console
 from rich.table import Table
 
 from timer_client import Expired, OperatorClient, Reached, Timers, wire
@@ -24,7 +23,7 @@ from timer_service.cli.arguments import (
 )
 from timer_service.cli.conversation import converse
 from timer_service.cli.exits import EXIT_USAGE, complain
-from timer_service.cli.output import add_row, as_block, say, tell
+from timer_service.cli.output import add_row, as_block, print_table, say, tell
 from timer_service.printable import printable, printable_json
 
 
@@ -212,7 +211,7 @@ def list_timers(options: argparse.Namespace) -> int:
                 str(timer.generation),
                 timer.correlation_id or "",
             )
-        Console().print(table)
+        print_table(table)
         if len(found) == options.limit:
             print(f"the first {options.limit}; see more with --limit", file=sys.stderr)
 
