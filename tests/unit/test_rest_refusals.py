@@ -214,6 +214,15 @@ async def test_an_id_that_no_timer_can_have_is_not_found(site: Site, name: str) 
     ] == [404] * 3
 
 
+@pytest.mark.parametrize("name", ["%00", "a%20b", "%0d%0a", "x" * 256])
+async def test_a_timer_is_not_created_under_an_id_that_none_can_have(site: Site, name: str) -> None:
+    reply = await site.ask("PUT", f"/v1/timers/{name}", {"dueAt": DUE})
+
+    told = reply.json["errors"][0]
+    assert (reply.status, told["parameter"], site.store.timers) == (400, "id", {})
+    assert told["detail"].startswith("must be 1 to 255 characters, no whitespace or control characters (got ")
+
+
 async def test_other_methods_are_named(site: Site) -> None:
     reply = await site.ask("OPTIONS", "/v1/timers", origin="https://evil.example")
 
@@ -239,6 +248,14 @@ async def test_a_wrong_query_parameter_is_named(site: Site, query: str, name: st
 
     assert (reply.status, reply.json["errors"][0]["parameter"]) == (400, name)
     assert reply.json["detail"].startswith(f"{name}: ")
+
+
+async def test_all_wrong_query_parameters_are_named(site: Site) -> None:
+    reply = await site.ask("GET", "/v1/timers?state=Due&limit=0&colour=red")
+
+    assert reply.status == 400
+    assert [error["parameter"] for error in reply.json["errors"]] == ["state", "limit", "colour"]
+    assert reply.json["detail"].endswith("; colour: is not a known parameter")
 
 
 async def test_a_wrong_cursor_is_named_wherever_it_is_given(site: Site) -> None:

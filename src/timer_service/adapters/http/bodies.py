@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from timer_client import wire
 from timer_client.wire.rules import Time
 from timer_service.adapters.cursor import read_cursor
-from timer_service.adapters.http.problems import invalid, invalid_body, invalid_parameter
+from timer_service.adapters.http.problems import invalid, invalid_body, invalid_parameters
 
 MAX_DELAY_MS: Final = 10 * 365 * 86_400_000
 MAX_OBJECTS: Final = 50_000
@@ -93,8 +93,7 @@ def read_query(model: type[Read], query: Any) -> Read:
     try:
         return model.model_validate(query)
     except ValidationError as error:
-        problem = invalid_body(error).errors[0]
-        raise invalid_parameter(problem.pointer.removeprefix("/"), problem.detail) from error
+        raise invalid_parameters(error) from error
 
 
 def due_at(when: When, delays_from: Callable[[], datetime], pointer: str = "") -> datetime | None:

@@ -7,11 +7,12 @@ from datetime import datetime
 import uuid6
 
 from timer_client import wire
+from timer_client.wire.rules import quoted
 from timer_service.adapters import codec
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Request
 from timer_service.adapters.http.callbacks import CallbackDesk
-from timer_service.adapters.http.problems import invalid
+from timer_service.adapters.http.problems import invalid, invalid_parameter
 from timer_service.adapters.http.timer_bodies import NewTimerBody, PatchBody, TimerBody
 from timer_service.domain.callback import NO_CALLBACK, Callback, NoCallback
 from timer_service.domain.errors import TimerNotFound
@@ -142,6 +143,13 @@ def name_in(request: Request) -> ServiceCallId:
     """Return the id in the path; one that no timer can have is not found."""
     if not wire.is_service_call_id(request.name):
         raise TimerNotFound(request.name)
+    return ServiceCallId(request.name)
+
+
+def new_name_in(request: Request) -> ServiceCallId:
+    """Return the id in the path for a timer that may be created. Raises Problem."""
+    if not wire.is_service_call_id(request.name):
+        raise invalid_parameter("id", f"must be {wire.SERVICE_CALL_RULE} (got {quoted(request.name)})")
     return ServiceCallId(request.name)
 
 

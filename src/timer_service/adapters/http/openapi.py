@@ -63,7 +63,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "rest.put": Operation(
         "Create a timer, or put another one in its place",
-        *((200, 201), TimerBody, None, (404, 409, 412), _MATCH, _OF_TIMER),
+        *((200, 201), TimerBody, None, (409, 412), _MATCH, _OF_TIMER),
     ),
     "rest.patch": Operation(
         "Change a scheduled timer", body=PatchBody, refusals=(404, 409, 412), headers=_MATCH[:1]

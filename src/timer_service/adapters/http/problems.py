@@ -1,6 +1,6 @@
 """What is answered in the place of a result: problem details (RFC 9457), for both dialects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -89,13 +89,23 @@ def invalid(detail: str, pointer: str = "", **more: Any) -> Problem:
 
 def invalid_parameter(name: str, detail: str) -> Problem:
     """Return what is told of a wrong query parameter or header."""
-    return Problem("bad-request", f"{name}: {detail}", (FieldError("", detail, name),))
+    error = FieldError("", detail, name)
+    return Problem("bad-request", _line(error), (error,))
 
 
 def invalid_body(error: ValidationError, prefix: str = "") -> Problem:
     """Return what is told of a body that breaks rules, field by field."""
+    return _invalid(error, lambda each: FieldError(prefix + _pointer(each["loc"]), _detail(each)))
+
+
+def invalid_parameters(error: ValidationError) -> Problem:
+    """Return what is told of query parameters that break rules, one by one."""
+    return _invalid(error, lambda each: FieldError("", _detail(each, "parameter"), str(each["loc"][0])))
+
+
+def _invalid(error: ValidationError, told: Callable[[Any], FieldError]) -> Problem:
     found = error.errors()
-    errors = [FieldError(prefix + _pointer(each["loc"]), _detail(each)) for each in found[:MAX_ERRORS]]
+    errors = [told(each) for each in found[:MAX_ERRORS]]
     more = [f"and {len(found) - MAX_ERRORS} more"] if len(found) > MAX_ERRORS else []
     return Problem("bad-request", "; ".join([*map(_line, errors), *more]), errors)
 
@@ -105,16 +115,17 @@ def _pointer(location: Sequence[int | str]) -> str:
 
 
 def _line(error: FieldError) -> str:
-    return f"{error.pointer}: {error.detail}" if error.pointer else error.detail
+    where = error.pointer if error.parameter is None else error.parameter
+    return f"{where}: {error.detail}" if where else error.detail
 
 
-def _detail(problem: Any) -> str:
+def _detail(problem: Any, kind: str = "field") -> str:
     """Say which rule was broken; never with the value, which may be a secret."""
     match problem["type"]:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return "is not a known field"
+            return f"is not a known {kind}"
         case "model_type":
             return "must be a JSON object"
         case "value_error":

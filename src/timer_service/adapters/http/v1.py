@@ -12,7 +12,7 @@ from timer_service.adapters.endpoints import TIMERS_PER_REQUEST
 from timer_service.adapters.explanation_view import explanation_view
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
-from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in
+from timer_service.adapters.http.builder import CommandBuilder, check_patch, name_in, new_name_in
 from timer_service.adapters.http.callbacks import CallbackDesk
 from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import Problem, invalid
@@ -135,7 +135,7 @@ class TimerHandlers:
         """Create a timer, or put another one in its place."""
         body = bodies.read_body(TimerBody, request.body)
         expected = await self._expected(request)
-        command = self._builder.whole(request, name_in(request), body, expected=expected)
+        command = self._builder.whole(request, new_name_in(request), body, expected=expected)
         await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
         await self._refuse(settled.outcome, settled.timer)
