@@ -249,10 +249,11 @@ async def test_a_list_has_pages_filters_and_a_total(site: Site) -> None:
         ({"execute_at": "2025-10-26T16:00:00", "callback_url": URL}, "/execute_at"),
         ({"execute_at": DUE, "callback_url": "webhook"}, "/callback_url"),
         ({"execute_at": DUE, "callback_url": URL, "callback_method": "GET"}, "/callback_method"),
-        ({"execute_at": DUE, "callback_url": URL, "callback_headers": {"a b": "c"}}, "/callback_headers"),
+        ({"execute_at": DUE, "callback_url": URL, "callback_headers": {"a b": "c"}}, "/callback_headers/a b"),
         ({"execute_at": DUE, "callback_url": URL, "metadata": "x" * 5_000}, "/metadata"),
         ({"execute_at": DUE, "callback_url": URL, "callback_payload": "x" * 70_000}, "/callback_payload"),
         ({"execute_at": DUE, "callback_url": URL, "colour": 1}, "/colour"),
+        ({"execute_at": DUE, "callback_url": URL, "url": 1}, "/url"),
     ],
 )
 async def test_a_wrong_body_is_a_validation_error(site: Site, body: Any, pointer: str) -> None:
@@ -260,6 +261,7 @@ async def test_a_wrong_body_is_a_validation_error(site: Site, body: Any, pointer
 
     assert (reply.status in (400, 413), reply.json["code"], reply.json["data"]) == (True, 2, None)
     assert (reply.json["errors"][0]["pointer"], site.store.timers) == (pointer, {})
+    assert pointer == "/execute_at" or reply.json["message"].startswith(f"{pointer}: ")
     assert pointer.strip("/") in reply.json["message"]
 
 

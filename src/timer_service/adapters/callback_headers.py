@@ -52,13 +52,21 @@ _REFERENCE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]{1,64})\}")
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
+class WrongHeader(ValueError):
+    """A header that is refused, with its name and what is allowed."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name!r} {problem}")
+        self.name = name
+
+
 def read_headers(given: Mapping[str, str]) -> Headers:
-    """Check a caller's headers. Raises ValueError that names the header and what is allowed."""
+    """Check a caller's headers. Raises ValueError that says what is allowed, WrongHeader for one of them."""
     _check_number(len(given))
     for name, value in given.items():
         problem = _problem(name, value)
         if problem is not None:
-            raise ValueError(f"{name!r} {problem}")
+            raise WrongHeader(name, problem)
     if len({name.lower() for name in given}) < len(given):
         raise ValueError("a name is given twice: header names are case-insensitive")
     _check_size(tuple(given.items()))

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from timer_client import wire
-from timer_service.adapters.callback_headers import HeaderVault, read_headers
+from timer_service.adapters.callback_headers import HeaderVault, WrongHeader, read_headers
 from timer_service.adapters.http.bodies import Body
-from timer_service.adapters.http.problems import FieldError, Problem, invalid
+from timer_service.adapters.http.problems import FieldError, Problem, invalid, pointer_to
 from timer_service.domain.callback import (
     DEFAULT_DELAYS,
     Callback,
@@ -140,6 +140,8 @@ class CallbackDesk:
         try:
             fresh = self._vault.sealed(key, read_headers(given))
             return self._vault.together(key, kept, fresh) if kept else fresh
+        except WrongHeader as error:
+            raise invalid(str(error), f"{pointer}/headers{pointer_to(error.name)}") from error
         except ValueError as error:
             raise invalid(str(error), f"{pointer}/headers") from error
 

@@ -47,8 +47,8 @@ _CALLBACK: Final = {
     "callback_payload": "body",
     "metadata": "metadata",
 }
-_POINTERS: Final = {f"/{name}": f"/{field}" for field, name in _CALLBACK.items()} | {
-    "/retry/maxAttempts": "/max_attempts"
+_POINTERS: Final = {f"/callback/{name}": f"/{field}" for field, name in _CALLBACK.items()} | {
+    "/callback/retry/maxAttempts": "/max_attempts"
 }
 """Where the fields of a callback are in this dialect."""
 
@@ -115,7 +115,7 @@ class CompactHandlers:
         if key is None or not await self._is_known(tenant_id, name):
             self._check_future(body.execute_at)
         callback = self._desk.read(
-            (tenant_id, name), CallbackBody.model_validate(_callback(body)), pointer="", attempts=1
+            (tenant_id, name), CallbackBody.model_validate(_callback(body)), attempts=1
         )
         fingerprint = None if key is None else conditions.fingerprint_of(key, value)
         command = ScheduleTimer(
@@ -179,7 +179,7 @@ class CompactHandlers:
                 raise invalid(f"cannot update timer with status '{status_of(timer, record)}'")
             patch = CallbackPatch.model_validate(_callback(body))
             before = record.callback if patch.headers is None else replace(record.callback, headers=())
-            callback = self._desk.read(timer.key, patch, before=before, pointer="")
+            callback = self._desk.read(timer.key, patch, before=before)
             settled = await self._timers.carry_out(
                 ScheduleTimer(
                     *(timer.tenant_id, timer.service_call_id, body.execute_at or timer.due_at, None, NEWEST),
@@ -259,15 +259,22 @@ def status_of(timer: Timer, record: CallbackRecord | None) -> str:
 def as_compact(problem: Problem) -> Answer:
     """Answer a problem in this dialect."""
     message = problem.detail
-    for error in problem.errors:
-        if error.pointer in _POINTERS:
-            message = message.replace(f"{error.pointer}: ", f"{_POINTERS[error.pointer]}: ")
-    errors = [replace(error, pointer=_POINTERS.get(error.pointer, error.pointer)) for error in problem.errors]
+    errors = [replace(error, pointer=_pointer(error.pointer)) for error in problem.errors]
+    for old, new in zip(problem.errors, errors, strict=True):
+        if old.pointer != new.pointer:
+            message = message.replace(f"{old.pointer}: ", f"{new.pointer}: ")
     content = replace(problem, errors=errors).content()
     shown = {"code": content["code"], "message": _MESSAGES.get(problem.kind, message), "data": None}
     if errors:
         shown["errors"] = content["errors"]
     return Answer(problem.status, wire.write_json(shown), problem.headers, outcome=str(problem.status))
+
+
+def _pointer(pointer: str) -> str:
+    for theirs, ours in _POINTERS.items():
+        if pointer == theirs or pointer.startswith(f"{theirs}/"):
+            return ours + pointer.removeprefix(theirs)
+    return pointer
 
 
 def _callback(body: UpdateBody) -> Mapping[str, Any]:

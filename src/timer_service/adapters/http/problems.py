@@ -95,7 +95,7 @@ def invalid_parameter(name: str, detail: str) -> Problem:
 
 def invalid_body(error: ValidationError, prefix: str = "") -> Problem:
     """Return what is told of a body that breaks rules, field by field."""
-    return _invalid(error, lambda each: FieldError(prefix + _pointer(each["loc"]), _detail(each)))
+    return _invalid(error, lambda each: FieldError(prefix + pointer_to(*each["loc"]), _detail(each)))
 
 
 def invalid_parameters(error: ValidationError) -> Problem:
@@ -110,7 +110,8 @@ def _invalid(error: ValidationError, told: Callable[[Any], FieldError]) -> Probl
     return Problem("bad-request", "; ".join([*map(_line, errors), *more]), errors)
 
 
-def _pointer(location: Sequence[int | str]) -> str:
+def pointer_to(*location: int | str) -> str:
+    """Return the JSON pointer that leads to a member along these names and numbers."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
 
 
