@@ -181,6 +181,9 @@ def test_an_error_is_one_bounded_line() -> None:
         "the receiver answered 302, redirects are not followed: https://a.example/"
     )
     assert describe(TIMED_OUT) == "no answer within 30 s"
+    assert describe(Unreachable(Trouble.CONNECT, "refused")) == "unreachable (connect): refused"
+    missing = "there is no secret named token"
+    assert describe(Unreachable(Trouble.SECRET, missing)) == f"not sent: {missing}"
     assert len(describe(Unreachable(Trouble.DNS, "x" * 10_000))) == 500
 
 

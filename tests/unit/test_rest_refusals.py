@@ -58,6 +58,7 @@ async def test_whoever_tries_many_wrong_keys_is_told_to_wait(site: Site) -> None
     without_key = await site.ask("GET", "/v1/timers", tenant=None)
     assert [reply.status for reply in tries] == [401] * WRONG_KEYS_PER_MINUTE + [429]
     assert tries[-1].headers["retry-after"] == "2"
+    assert tries[-1].json["detail"].startswith("the key is not valid, and too many wrong ones came from here")
     assert without_key.status == 401
 
 

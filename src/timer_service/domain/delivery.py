@@ -288,6 +288,8 @@ def describe(result: CallResult) -> str:
             text = f"{said}, redirects are not followed: {location}" if location else said
         case TimedOut(after=after):
             text = f"no answer within {after.total_seconds():g} s"
+        case Unreachable(trouble=Trouble.SECRET, detail=detail):
+            text = f"not sent: {detail}" if detail else "not sent: a secret is missing"
         case Unreachable(trouble=trouble, detail=detail):
             text = f"unreachable ({trouble}): {detail}" if detail else f"unreachable ({trouble})"
         case Blocked(detail=detail):

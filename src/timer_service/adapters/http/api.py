@@ -23,6 +23,9 @@ MAX_BODY_BYTES: Final = 128 * 1024
 RECEIVE_TIMEOUT_S: Final = 10.0
 """From the head of a request to the last byte of its body."""
 MAX_QUERY_BYTES: Final = 8_192
+TOO_MANY_WRONG_KEYS: Final = (
+    "the key is not valid, and too many wrong ones came from here: try again after the seconds in Retry-After"
+)
 _JSON: Final = "application/json"
 _TOO_MANY: Final = 429
 _CLOSING: Final = {"connection": "close"}
@@ -156,7 +159,7 @@ class ApiApp:
         try:
             caller = await self._doorkeeper.caller(headers, (scope.get("client") or ("",))[0])
         except TooManyTries as error:
-            raise _too_many(error.wait_s) from error
+            raise _too_many(error.wait_s, TOO_MANY_WRONG_KEYS) from error
         if caller is None:
             raise Problem(
                 "unauthorized",
@@ -306,8 +309,9 @@ def _problem_of(error: Exception, route: Route | None) -> Problem:
     return Problem(kind, told.text, headers=headers)
 
 
-def _too_many(wait_s: float) -> Problem:
-    return Problem("too-many-requests", too_many(wait_s).text, headers={**_retry_after(wait_s), **_CLOSING})
+def _too_many(wait_s: float, text: str | None = None) -> Problem:
+    told = too_many(wait_s).text if text is None else text
+    return Problem("too-many-requests", told, headers={**_retry_after(wait_s), **_CLOSING})
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
