@@ -53,7 +53,7 @@ def handle(database: sqlite3.Connection, callback_id: str, body: bytes) -> bool:
     with database:
         new = database.execute("INSERT OR IGNORE INTO seen VALUES (?)", (callback_id,)).rowcount > 0
         if new:
-            database.execute("INSERT INTO work VALUES (?)", (body.decode(),))
+            database.execute("INSERT INTO work VALUES (?)", (body,))
     return new
 
 
@@ -87,7 +87,7 @@ class Receiver(BaseHTTPRequestHandler):
 def main() -> None:
     database = sqlite3.connect(DATABASE)
     database.execute("CREATE TABLE IF NOT EXISTS seen (id TEXT PRIMARY KEY)")
-    database.execute("CREATE TABLE IF NOT EXISTS work (body TEXT)")
+    database.execute("CREATE TABLE IF NOT EXISTS work (body BLOB)")
     database.close()
     server = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get("PORT", "9000"))), Receiver)
     print(f"listening on port {server.server_port}", flush=True)

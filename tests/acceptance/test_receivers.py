@@ -58,7 +58,9 @@ async def _takes_it_once(command: list[str], folder: Path, signing: Signing) -> 
     key = (await keyring.secrets_for(ACME, signing)).signing[0].key
     with _receiving(command, folder, key.public_text or key.private_text) as (port, program):
         now = datetime.now(UTC)
-        request = replace(request_to(f"http://127.0.0.1:{port}/", signing=signing, body=b"{}"), sent_at=now)
+        # A body may be any bytes, not only text.
+        request = request_to(f"http://127.0.0.1:{port}/", signing=signing, body=b"\xff\x00")
+        request = replace(request, sent_at=now)
         async with sending(keyring=keyring) as sender, sending() as stranger:
             answers = [
                 await sender.send(request),
@@ -66,10 +68,11 @@ async def _takes_it_once(command: list[str], folder: Path, signing: Signing) -> 
                 await sender.send(replace(request, sent_at=datetime(2020, 1, 1, tzinfo=UTC))),
                 await stranger.send(request),
             ]
+        # Before what it says is read: a receiver that refuses says nothing.
+        assert answers == [Answered(204), Answered(204), Answered(401), Answered(401)]
         assert program.stdout is not None
         said = [await asyncio.to_thread(program.stdout.readline) for _ in range(2)]
 
-    assert answers == [Answered(204), Answered(204), Answered(401), Answered(401)]
     assert said == ["order-1 done\n", "order-1 seen before\n"]
 
 
