@@ -57,3 +57,19 @@ def test_a_tenant_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     refused = run_cli("keys", "create", "--tenant", "a.b", cwd=tmp_path)
 
     assert (refused.returncode, "--tenant must be" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["keys"], "the following arguments are required: action"),
+        (["keys", "make"], "argument action: invalid choice: 'make'"),
+        (["key"], "argument command: invalid choice: 'key'"),
+    ],
+)
+def test_an_action_that_is_missing_or_unknown_is_called_one(
+    tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    refused = run_cli(*arguments, cwd=tmp_path)
+
+    assert (refused.returncode, told in refused.stderr) == (2, True)

@@ -14,7 +14,7 @@ from timer_service.cli.output import tell
 def add_commands(commands: Commands) -> None:
     """Add `clock accept`, `clock now` and `clock advance`."""
     clock = commands.add_parser("clock", help="confirm a leap of the service's clock, or move a virtual one")
-    actions = clock.add_subparsers(title="actions", metavar="", required=True)
+    actions = clock.add_subparsers(title="actions", metavar="action", required=True)
 
     parser = actions.add_parser("accept", help="confirm that the wall clock is right, and follow it")
     add_client_arguments(parser)

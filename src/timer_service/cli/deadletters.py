@@ -23,7 +23,7 @@ EXCERPT: Final = 80
 def add_commands(commands: Commands) -> None:
     """Add `deadletters` and its actions."""
     group = commands.add_parser("deadletters", help="inspect refused messages, and send them again")
-    actions = group.add_subparsers(title="actions", metavar="", required=True)
+    actions = group.add_subparsers(title="actions", metavar="action", required=True)
 
     parser = actions.add_parser("list", help="list the newest letters")
     parser.add_argument("--tenant", help="only this tenant's letters")

@@ -28,7 +28,7 @@ _SERVER_ERROR: Final = 500
 def add_commands(commands: Commands) -> None:
     """Add `deliveries`."""
     group = commands.add_parser("deliveries", help="inspect callbacks, and send them again")
-    actions = group.add_subparsers(title="actions", metavar="", required=True)
+    actions = group.add_subparsers(title="actions", metavar="action", required=True)
 
     listing = actions.add_parser("list", help="list the deliveries of a tenant, oldest first")
     listing.add_argument("--state", choices=STATES, help="only deliveries in this state")

@@ -38,7 +38,7 @@ MAX_LIFETIME: Final = timedelta(days=36_525)
 def add_commands(commands: Commands) -> None:
     """Add `keys`."""
     keys = commands.add_parser("keys", help="create, list and revoke keys of the REST API and the page")
-    actions = keys.add_subparsers(title="actions", metavar="", required=True)
+    actions = keys.add_subparsers(title="actions", metavar="action", required=True)
 
     create = actions.add_parser("create", help="create a key and show it once")
     create.add_argument(

@@ -36,7 +36,7 @@ def add_commands(commands: Commands) -> None:
 
 def _add_secrets(commands: Commands) -> None:
     group = commands.add_parser("secrets", help="manage values that callback headers use as ${secret:name}")
-    actions = group.add_subparsers(title="actions", metavar="", required=True)
+    actions = group.add_subparsers(title="actions", metavar="action", required=True)
     parser = actions.add_parser("set", help="set a secret; its value is read from stdin")
     _add_tenant(parser, "name")
     parser.set_defaults(handler=set_secret)
@@ -55,7 +55,7 @@ def _add_secrets(commands: Commands) -> None:
 
 def _add_signing_keys(commands: Commands) -> None:
     group = commands.add_parser("signing-keys", help="manage the keys that sign a tenant's callbacks")
-    actions = group.add_subparsers(title="actions", metavar="", required=True)
+    actions = group.add_subparsers(title="actions", metavar="action", required=True)
     parser = actions.add_parser("list", help="list the keys; for ed25519, only the public half")
     _add_tenant(parser)
     parser.add_argument("--secret", action="store_true", help="also show HMAC keys, which receivers need")
