@@ -79,6 +79,18 @@ async def test_every_member_of_an_answer_is_described(method: str, path: str, bo
     assert _undescribed(reply.json, content["schema"], document) == []
 
 
+async def test_every_header_of_a_callback_is_described() -> None:
+    site = await Site().open()
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+
+    described = (await document_of(site))["webhooks"]["timer.reached"]["post"]["parameters"]
+    answer = await site.ask("POST", "/v1/timers:dryRun", TIMER, traceparent=parent, tracestate="a=1")
+    sent = answer.json["request"]["headers"]
+
+    assert {each["name"] for each in described} == set(sent) - {"content-type", "user-agent"}
+    assert {each["name"] for each in described if not each["required"]} == {"traceparent", "tracestate"}
+
+
 async def _fire(site: Site, name: str) -> None:
     async with site.store.claim_due(at(60), 1, sink=Sink.HTTP) as claim:
         await claim.mark_reached([DueTimeReached(ACME, call(name), at(60), at(60), 1, None)])

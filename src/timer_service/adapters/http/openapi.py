@@ -178,13 +178,24 @@ def _webhook() -> dict[str, Any]:
         "webhook-signature",
         "timer-id",
         "timer-due-at",
+        "timer-generation",
         "timer-attempt",
+        "timer-lateness-ms",
+        "idempotency-key",
     )
+    traced = ("traceparent", "tracestate")
     return {
         "summary": "What a receiver gets, unless the timer brought a body of its own",
-        "parameters": [{"name": name, "in": "header", "schema": {"type": "string"}} for name in headers],
+        "parameters": [
+            {"name": name, "in": "header", "required": name in headers, "schema": {"type": "string"}}
+            for name in (*headers, *traced)
+        ],
         "requestBody": {"content": {"application/json": {"schema": EVENT}}},
-        "responses": {"2XX": {"description": "Delivered; anything else is tried again"}},
+        "responses": {
+            "2XX": {"description": "Delivered"},
+            "410": {"description": "Failed, and not tried again; 413, 414, 431 and 489 mean the same"},
+            "default": {"description": "Tried again while attempts are left, not before Retry-After"},
+        },
     }
 
 
