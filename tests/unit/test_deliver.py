@@ -29,7 +29,7 @@ from timer_service.domain.errors import StoreBusy
 from timer_service.domain.lanes import MAX_QUEUED, Lanes
 from timer_service.domain.messages import TenantId, TimerKey, firing_id
 from timer_service.domain.pace import MAX_FAILURES
-from timer_service.domain.timer import Outcome, TimerState
+from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.delivery_store import (
     ClaimedDelivery,
     DeliveryQuery,
@@ -282,6 +282,54 @@ async def test_a_request_that_outlives_the_stop_is_left_to_the_next_start() -> N
     async with again.running():
         await again.clock.until_rest()
     assert [request.id for request in second.sent] == [request.id for request in sender.sent]
+
+
+class _SlowDeliveries(MemoryDeliveries):
+    """Deliveries whose claims take until a test lets them go on."""
+
+    def __init__(self, timers: dict[TimerKey, Timer]) -> None:
+        super().__init__(timers)
+        self.is_claiming, self.may_claim = asyncio.Event(), asyncio.Event()
+
+    async def claim(self, keys: Sequence[TimerKey], now: datetime) -> list[ClaimedDelivery]:
+        claimed = await super().claim(keys, now)
+        if (TenantId(ACME), call("late")) in keys:
+            self.is_claiming.set()
+            await self.may_claim.wait()
+        return claimed
+
+    async def finish(self, finished: Sequence[Finished]) -> int:
+        counted = await super().finish(finished)
+        for _ in range(5):  # Until the call is over, too.
+            await asyncio.sleep(0)
+        return counted
+
+
+async def test_what_is_claimed_when_the_service_stops_is_left_to_the_next_start() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = deliveries = _SlowDeliveries(rig.store.timers)
+    rig = Rig(sender=sender, store=rig.store)
+    await ask(rig, due_s=0)
+    await ask(rig, "late", 1)
+    sender.hang()
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        rig.clock.advance(1)
+        async with asyncio.timeout(PATIENCE_S):
+            await deliveries.is_claiming.wait()
+            rig.service.stop()
+            sender.go_on()
+            while state(rig) is DeliveryState.WAITING:
+                await asyncio.sleep(0)
+        for _ in range(50):  # Now nothing is under way, and no outcome is left to be kept.
+            await asyncio.sleep(0)
+        deliveries.may_claim.set()
+
+    # Either it was sent and that is known, or it was not: the next start must not repeat it.
+    assert [request.service_call_id for request in sender.sent] == ["order-1"]
+    assert state(rig, "late") is DeliveryState.WAITING
 
 
 class _BusyDeliveries(MemoryDeliveries):

@@ -160,6 +160,8 @@ class Delivering:
     async def _begin(self, tasks: TasksInTurns, now: datetime, now_s: float) -> int:
         """Begin the attempts whose turn it is; return how many."""
         claims = await self._waiting.take(now, now_s)
+        if self._stopping.is_set():
+            return 0  # Who keeps the outcomes may have ended. What was claimed still waits in the store.
         for claimed in claims:
             call = tasks.create_task(self._call(claimed), name="callback", one_of_many=True)
             self._calls.add(call)
