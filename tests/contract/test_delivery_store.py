@@ -427,6 +427,20 @@ async def test_an_outcome_after_the_end_changes_nothing(store: Store) -> None:
     assert await store.deliveries.abandon(key("order-9"), at(1)) is None
 
 
+async def test_an_outcome_of_before_a_replay_changes_nothing(store: Store) -> None:
+    await ask(store, callback=replace(CALLBACK, retry=RetryPolicy(())))
+    await fire(store)
+    [claimed] = await store.deliveries.claim([key("order-1")], at(0))
+    await store.deliveries.abandon(key("order-1"), at(1))
+    await store.deliveries.replay(DeliveryQuery(ACME), at(2))
+    replayed = await delivery(store)
+
+    assert await store.deliveries.finish([outcome(claimed, FAIL, 3)]) == 0
+
+    assert await delivery(store) == replayed
+    assert await due(store, 3) == ["order-1"]
+
+
 async def test_a_replay_waits_at_once_under_the_same_id(store: Store) -> None:
     await ask(store, callback=WHOLE)
     await fire(store)

@@ -99,7 +99,7 @@ class MemoryDeliveries:
             now = self.kept.get(key)
             if now is None or now.state is not DeliveryState.WAITING:
                 continue
-            if (now.attempts, now.series_from) != (before.attempts, before.series_from):
+            if _claimed(now) != _claimed(before):
                 continue
             counted += 1
             self.kept[key] = each.after
@@ -173,3 +173,8 @@ class MemoryDeliveries:
             {new.key: replace(self.callbacks[new.key], headers=new.headers) for new in held}
         )
         return len(held)
+
+
+def _claimed(delivery: Delivery) -> tuple[int, int, datetime | None]:
+    """Return what tells an attempt from every other one of its delivery."""
+    return delivery.attempts, delivery.series_from, delivery.next_attempt_at

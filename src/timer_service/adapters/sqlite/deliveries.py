@@ -108,14 +108,16 @@ WHERE d.state = 'Waiting' AND d.next_attempt_at <= :now
 """  # noqa: S608
 
 # What attempts came to. Guarded by what was claimed: an outcome that comes twice or too late changes nothing.
+# The time of the attempt tells a replay from what was abandoned before its first attempt had ended.
 FINISH: Final = f"""
 UPDATE callback_deliveries
-SET {", ".join(f"{name} = ended.value ->> {n}" for n, name in enumerate(columns.OUTCOME_COLUMNS, start=4))}
+SET {", ".join(f"{name} = ended.value ->> {n}" for n, name in enumerate(columns.OUTCOME_COLUMNS, start=5))}
 FROM json_each(?) AS ended
 WHERE callback_deliveries.tenant_id = ended.value ->> 0
   AND callback_deliveries.service_call_id = ended.value ->> 1
   AND +callback_deliveries.state = 'Waiting'
   AND attempts = ended.value ->> 2 AND series_from = ended.value ->> 3
+  AND next_attempt_at = ended.value ->> 4
 """  # noqa: S608
 
 # Failed attempts that counted.
@@ -233,6 +235,7 @@ class SqliteDeliveries:
                 *each.before.key,
                 each.before.attempts,
                 each.before.series_from,
+                None if each.before.next_attempt_at is None else text(each.before.next_attempt_at),
                 *columns.outcome_row(each.after),
             )
             for each in finished
