@@ -622,6 +622,7 @@ NEVER_WAITS = {
     ): "each sink has a loop, with one look at a time",
     ("adapters/sqlite/deliveries.py", "DUE_OF_LANE"): "only where hundreds wait for one receiver",
     ("workflows/deliver_callbacks.py", "lane=lane)"): "the same",
+    ("workflows/deliver_callbacks.py", "self._refill("): "the same",
 }
 """Places at which nobody can be killed, each with the reason."""
 

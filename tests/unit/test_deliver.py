@@ -24,10 +24,11 @@ from timer_service.domain.delivery import (
     TimedOut,
     Trouble,
     Unreachable,
+    open_delivery,
 )
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.lanes import MAX_QUEUED, Lanes
-from timer_service.domain.messages import TenantId, TimerKey, firing_id
+from timer_service.domain.messages import DueTimeReached, TenantId, TimerKey, firing_id
 from timer_service.domain.pace import MAX_FAILURES
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.delivery_store import (
@@ -588,6 +589,63 @@ def test_a_look_at_what_is_known_rests_after_each_page_and_as_long_as_it_took_af
     rescan.looked(137.0, 137.5, is_last=True)
 
     assert [*begins, rescan.at_s] == [105.0, 110.0, 120.0, 137.0, 142.5]
+
+
+class _LateAnswer(MemoryDeliveries):
+    """Deliveries of which a page comes after others have changed what it shows."""
+
+    def __init__(self, timers: dict[TimerKey, Timer]) -> None:
+        super().__init__(timers)
+        self.meanwhile: Callable[[], None] | None = None
+
+    async def due(
+        self, now: datetime, limit: int, *, after: Place | None = None, lane: Lane | None = None
+    ) -> DuePage:
+        page = await super().due(now, limit, after=after, lane=lane)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return page
+
+
+async def test_a_repeat_that_is_kept_during_a_look_is_not_forgotten() -> None:
+    deliveries = _LateAnswer({})
+    waiting = WaitingList(deliveries, Lanes[TimerKey]())
+    deliveries.meanwhile = partial(waiting.comes_at, at(5))
+
+    await waiting.look(at(0), 0.0)
+
+    assert (waiting.next_attempt_at, waiting.is_behind) == (at(5), False)
+
+
+async def test_a_replay_during_a_look_is_looked_for_at_once() -> None:
+    rig = Rig()
+    deliveries = _LateAnswer(rig.store.timers)
+    lanes = Lanes[TimerKey]()
+    waiting = WaitingList(deliveries, lanes)
+    key = TenantId(ACME), call("order-1")
+
+    def replayed() -> None:
+        event = DueTimeReached(*key, at(0), at(0), 1, None)
+        deliveries.kept[key] = open_delivery(event, CALLBACK)
+        waiting.look_again(at(0))
+
+    deliveries.meanwhile = replayed
+    await waiting.look(at(0), 0.0)
+    behind = waiting.is_behind
+    await waiting.look(at(0), 0.0)
+
+    assert (behind, lanes.knows(key), waiting.is_behind) == (True, True, False)
+
+
+async def test_a_look_that_fails_is_made_again() -> None:
+    deliveries = _BusyList({})
+    waiting = WaitingList(deliveries, Lanes[TimerKey]())
+
+    with pytest.raises(StoreBusy):
+        await waiting.look(at(0), 0.0)
+
+    assert waiting.is_behind
 
 
 async def test_a_replay_is_sent_at_once() -> None:

@@ -143,11 +143,11 @@ class Delivering:
     async def _step(self, tasks: TasksInTurns) -> None:
         """Look where there may be something new, and begin what may begin."""
         now, now_s = self._clock.now(), self._elapsed_s()
-        if now_s - self._looked_s >= self._look_interval_s:
-            self._waiting.look_on()
-        elif self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
+        if self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
             self._waiting.look_again(self._waiting.next_attempt_at)
             self._waiting.next_attempt_at = None
+        elif now_s - self._looked_s >= self._look_interval_s:
+            self._waiting.look_on()
         await self._waiting.look(now, now_s)
         self._looked_s = now_s
         begun = 0 if len(self._unkept) >= MAX_UNKEPT else await self._begin(tasks, now, now_s)
@@ -215,8 +215,7 @@ class Delivering:
             self._waiting.lanes.forget(made.finished.after.key)
             next_at = made.finished.after.next_attempt_at
             if next_at is not None:
-                known = self._waiting.next_attempt_at
-                self._waiting.next_attempt_at = next_at if known is None else min(known, next_at)
+                self._waiting.comes_at(next_at)
         self._wake.set()
 
     async def _end_calls(self) -> None:

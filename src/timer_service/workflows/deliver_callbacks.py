@@ -71,6 +71,11 @@ class WaitingList:
         """Let the next look ask the store, even if nothing new is known of."""
         self._seen_all = False
 
+    def comes_at(self, moment: datetime) -> None:
+        """Note when an attempt may begin that is yet to come."""
+        known = self.next_attempt_at
+        self.next_attempt_at = moment if known is None else min(known, moment)
+
     def handed_over(self, events: Sequence[Event]) -> None:
         """Let the next look take in the deliveries that these firings have opened."""
         self._fresh += events
@@ -78,22 +83,31 @@ class WaitingList:
     async def look(self, now: datetime, now_s: float) -> None:
         """Take in what is fresh, one page of what may begin, and more of the lanes that have run low."""
         await self._take_in_fresh(now, now_s)
+        await self._refill(now, now_s)
+        if self._seen_all or self.lanes.is_full:
+            return
+        # From here on: what is added while the store answers, which may not be in the answer, is said again.
+        self._seen_all, self.next_attempt_at = True, None
+        try:
+            page = await self._store.due(now, MAX_FOUND, after=self._place)
+        except BaseException:
+            self._seen_all = False
+            raise
+        for each in page.found:
+            self.lanes.offer(each.key, each.lane, now_s)
+        if page.next_attempt_at is not None:
+            self.comes_at(page.next_attempt_at)
+        if self._seen_all:
+            self._place = page.found[-1].place if page.found else self._place
+            self._seen_all = len(page.found) < MAX_FOUND
+
+    async def _refill(self, now: datetime, now_s: float) -> None:
         for lane in self.lanes.hungry():
             page = await self._store.due(now, 2 * MAX_LANE_QUEUE, lane=lane)
             if len(page.found) < 2 * MAX_LANE_QUEUE:
                 self.lanes.has_no_more(lane)
             for each in page.found:
                 self.lanes.offer(each.key, each.lane, now_s)
-        if self._seen_all or self.lanes.is_full:
-            return
-        page = await self._store.due(now, MAX_FOUND, after=self._place)
-        for each in page.found:
-            self.lanes.offer(each.key, each.lane, now_s)
-        if page.found:
-            self._place = page.found[-1].place
-        self._seen_all = len(page.found) < MAX_FOUND
-        if self._seen_all:
-            self.next_attempt_at = page.next_attempt_at
 
     async def look_at_known(self, now: datetime, now_s: float) -> bool:
         """Take in what was missed in one page of all that waits; return whether that was the last for now."""
