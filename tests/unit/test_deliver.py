@@ -29,7 +29,7 @@ from timer_service.domain.delivery import (
 from timer_service.domain.errors import StoreBusy
 from timer_service.domain.lanes import MAX_QUEUED, Lanes
 from timer_service.domain.messages import DueTimeReached, TenantId, TimerKey, firing_id
-from timer_service.domain.pace import MAX_FAILURES
+from timer_service.domain.pace import FIRST_PAUSE_S, MAX_FAILURES
 from timer_service.domain.timer import Outcome, Timer, TimerState
 from timer_service.ports.delivery_store import (
     ClaimedDelivery,
@@ -343,6 +343,32 @@ class _BusyDeliveries(MemoryDeliveries):
             self.refused -= 1
             raise StoreBusy("busy")
         return await super().finish(finished)
+
+
+async def test_while_no_outcome_can_be_kept_the_end_of_a_pause_keeps_nobody_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("timer_service.service.deliver.MAX_UNKEPT", MAX_FAILURES)
+    sender = ScriptedSender(lambda _: FAIL)
+    rig = Rig(sender=sender)
+    rig.store.deliveries = busy = _BusyDeliveries(rig.store.timers)
+    busy.refused = 1_000_000
+    rig = Rig(sender=sender, store=rig.store)
+    for n in range(2 * MAX_FAILURES):
+        await ask(rig, f"order-{n}", 0)
+
+    async with rig.running():
+        await pass_time(rig, FIRST_PAUSE_S - 1)
+        waits = len(rig.clock.waits)
+        rig.clock.advance(2)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        waits = len(rig.clock.waits) - waits
+        busy.refused = 0
+        await pass_time(rig, FIRST_PAUSE_S)
+
+    assert waits < 20
+    assert len(sender.sent) > MAX_FAILURES  # It goes on.
 
 
 async def test_an_outcome_that_cannot_be_kept_is_kept_later_and_not_sent_again() -> None:

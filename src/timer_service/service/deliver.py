@@ -229,10 +229,15 @@ class Delivering:
 
     def _sleep_s(self) -> float:
         """Return how long nothing has to be done."""
-        now_s = self._elapsed_s()
-        seconds = min(self._looked_s + self._look_interval_s, self._rescan.at_s, self._take_again_s) - now_s
+        next_look_s = self._looked_s + self._look_interval_s
+        seconds = min(next_look_s, self._rescan.at_s, self._begin_again_s()) - self._elapsed_s()
         if (next_at := self._waiting.next_attempt_at) is not None:
             seconds = min(seconds, (next_at - self._clock.now()).total_seconds())
-        if (again_s := self._waiting.lanes.next_at_s()) is not None:
-            seconds = min(seconds, again_s - now_s)
         return max(0.0, seconds)
+
+    def _begin_again_s(self) -> float:
+        """Return when something may begin that may not begin now."""
+        if len(self._unkept) >= MAX_UNKEPT:
+            return float("inf")  # Whoever keeps outcomes wakes the loop.
+        again_s = self._waiting.lanes.next_at_s()
+        return self._take_again_s if again_s is None else min(again_s, self._take_again_s)
