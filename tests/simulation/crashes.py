@@ -620,6 +620,7 @@ NEVER_WAITS = {
         "adapters/sqlite/store.py",
         "self._claiming[sink]",
     ): "each sink has a loop, with one look at a time",
+    ("service/deliver.py", "self._store.stay()"): "there is no other instance on SQLite",
     ("adapters/sqlite/deliveries.py", "DUE_OF_LANE"): "only where hundreds wait for one receiver",
     ("workflows/deliver_callbacks.py", "lane=lane)"): "the same",
     ("workflows/deliver_callbacks.py", "self._refill("): "the same",

@@ -396,6 +396,9 @@ class DeliveriesInStep:
     async def finish(self, finished: Sequence[Finished]) -> int:
         return await self._store.finish(finished)
 
+    async def stay(self) -> None:
+        await self._store.stay()
+
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
         return await self._store.get(keys)
 

@@ -40,7 +40,12 @@ from timer_service.ports.delivery_store import (
     Place,
     WaitingDelivery,
 )
-from timer_service.service.deliver import MAX_KEPT, MAX_LOOK_INTERVAL_S, Rescan
+from timer_service.service.deliver import (
+    MAX_KEPT,
+    MAX_LOOK_INTERVAL_S,
+    SHARED_LOOK_INTERVAL_S,
+    Rescan,
+)
 from timer_service.service.fire import HAND_OVER_PAUSE_S, Firing, over_http
 from timer_service.testing import ManualClock, ScriptedSender
 from timer_service.testing.deliveries import MemoryDeliveries
@@ -576,6 +581,58 @@ async def test_what_another_instance_has_taken_keeps_nothing_else_waiting() -> N
     assert sorted(request.service_call_id for request in sender.sent) == [
         f"order-{n}" for n in range(250, 400)
     ]
+
+
+class _Present(MemoryDeliveries):
+    """Deliveries that note how often they were told that we are there."""
+
+    is_shared = True
+    stays = 0
+
+    async def stay(self) -> None:
+        self.stays += 1
+
+
+async def test_an_instance_says_that_it_is_there_also_while_it_has_nothing_to_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("timer_service.domain.lanes.MAX_QUEUED", 50)
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = deliveries = _Present(rig.store.timers)
+    rig = Rig(sender=sender, store=rig.store)
+    for n in range(60):
+        await ask(rig, due_s=0, tenant=f"tenant-{n}")
+    sender.hang()
+
+    async with rig.running():
+        await pass_time(rig, 5)
+        before = deliveries.stays
+        await pass_time(rig, 20)
+        meanwhile = deliveries.stays - before
+        sender.go_on()
+
+    assert meanwhile >= 20 / SHARED_LOOK_INTERVAL_S
+
+
+async def test_an_instance_that_stops_is_there_until_its_calls_have_ended() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = deliveries = _Present(rig.store.timers)
+    rig = Rig(sender=sender, store=rig.store)
+    await ask(rig, due_s=0)
+    sender.hang()
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        before = deliveries.stays
+        rig.service.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            while deliveries.stays < before + 2:
+                await asyncio.sleep(0.01)
+        sender.go_on()
+
+    assert state(rig) is DeliveryState.DELIVERED
 
 
 async def test_what_was_missed_is_found_behind_all_that_waits() -> None:

@@ -155,6 +155,13 @@ class DeliveryQueue(Protocol):
         """
         ...
 
+    async def stay(self) -> None:
+        """Let other instances know that we are still there, so that they leave alone what we have claimed.
+
+        To be called every few seconds, whatever else happens. Raises TransientError.
+        """
+        ...
+
     async def count(self, now: datetime) -> DeliveryCounts:
         """Count what there is, without holding up anything else."""
         ...

@@ -142,6 +142,7 @@ class Delivering:
 
     async def _step(self, tasks: TasksInTurns) -> None:
         """Look where there may be something new, and begin what may begin."""
+        await self._store.stay()  # A look may have nothing to ask: all places in memory may be taken.
         now, now_s = self._clock.now(), self._elapsed_s()
         if self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
             self._waiting.look_again(self._waiting.next_attempt_at)
@@ -220,8 +221,13 @@ class Delivering:
 
     async def _end_calls(self) -> None:
         """Wait for what is under way, and cut off what takes too long: it still waits in the store."""
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=self._stop_grace_s)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._stop_grace_s
+        while self._calls and (left_s := until_s - loop.time()) > 0:
+            with suppress(TransientError, TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._store.stay()
+            await asyncio.wait(self._calls, timeout=min(left_s, SHARED_LOOK_INTERVAL_S))
         for call in list(self._calls):
             call.cancel()
         if self._calls:

@@ -110,6 +110,9 @@ class MemoryDeliveries:
                     del attempts[number]
         return counted
 
+    async def stay(self) -> None:
+        """Do nothing: there is no other instance."""
+
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
         """Return what there is."""
         return {

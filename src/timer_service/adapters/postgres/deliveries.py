@@ -116,6 +116,10 @@ class PostgresDeliveries:
                 await connection.executemany(statements.FORGET_ATTEMPTS, many)
         return len(counted)
 
+    async def stay(self) -> None:
+        """Say so, if that was not said for a while."""
+        await self._present()
+
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
         """Read the three tables."""
         wanted = arrays.transposed(keys, 2)

@@ -250,6 +250,9 @@ class SqliteDeliveries:
                 await connection.executemany(FORGET_ATTEMPTS, many)
         return counted
 
+    async def stay(self) -> None:
+        """Do nothing: there is no other instance."""
+
     async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
         """Read the three tables."""
         tenant = keys[0][0] if keys else NOBODY
