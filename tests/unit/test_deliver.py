@@ -220,6 +220,31 @@ async def test_a_receiver_that_hangs_delays_no_event_and_nobody_else() -> None:
                 await pass_time(rig, 1)
 
 
+async def test_a_tenant_whose_many_receivers_hang_leaves_room_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("timer_service.domain.lanes.MAX_QUEUED", 400)
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    slow = {f"slow-{n}": Callback(f"https://{n}.example/") for n in range(1_000)}
+    for name, callback in slow.items():
+        await ask(rig, name, 0, tenant="slow", callback=callback)
+    await ask(rig, "quick-1", 5, tenant="quick")
+    sender.hang()
+
+    async with rig.running():
+        await pass_time(rig, 5)
+        quick = [request.sent_at for request in sender.sent if request.tenant_id == "quick"]
+        sender.go_on()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(sender.sent) <= len(slow):
+                await asyncio.sleep(0)
+
+    assert quick == [at(5)]
+    # What was left out follows.
+    assert Counter(request.service_call_id for request in sender.sent) == Counter([*slow, "quick-1"])
+
+
 async def test_a_receiver_that_is_gone_costs_no_attempts_while_it_is_left_alone() -> None:
     gone = True
 
@@ -655,7 +680,8 @@ async def test_what_is_known_is_not_looked_at_while_no_more_is_taken_in() -> Non
     deliveries = _LongList({})
     lanes = Lanes[TimerKey]()
     for n in range(MAX_QUEUED):
-        lanes.offer((TenantId(ACME), call(f"order-{n}")), (TenantId(ACME), f"https://{n}.example"), 0.0)
+        tenant = TenantId(f"tenant-{n}")
+        lanes.offer((tenant, call("order-1")), (tenant, CALLBACK.origin), 0.0)
 
     is_last = await WaitingList(deliveries, lanes).look_at_known(at(0), 0.0)
 

@@ -257,7 +257,7 @@ def test_of_a_long_lane_only_the_first_are_taken_in() -> None:
 def test_no_more_are_taken_in_than_a_bound_until_the_outcome_of_one_is_kept() -> None:
     lanes = Lanes[int](slots=1)
     for n in range(MAX_QUEUED - 1):
-        lanes.offer(n, lane(f"tenant-{n % 1_000}"), 0.0)
+        lanes.offer(n, lane(f"tenant-{n}"), 0.0)
     with_room_for_one = lanes.is_full
 
     lanes.offer(MAX_QUEUED, lane("last"), 0.0)
@@ -268,6 +268,47 @@ def test_no_more_are_taken_in_than_a_bound_until_the_outcome_of_one_is_kept() ->
     lanes.forget(key)
 
     assert (with_room_for_one, at_the_bound, before_it_is_kept, lanes.is_full) == (False, True, True, False)
+
+
+def test_no_tenant_holds_more_places_in_memory_than_are_free() -> None:
+    lanes = Lanes[int]()
+    for n in range(MAX_QUEUED):
+        lanes.offer(n, lane("greedy", f"https://{n}.example"), 0.0)
+
+    lanes.offer(MAX_QUEUED, lane("acme"), 0.0)
+
+    assert [lanes.knows(n) for n in (0, MAX_QUEUED // 2 - 1, MAX_QUEUED // 2, MAX_QUEUED)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_tenant_that_was_left_out_is_asked_for_once_there_is_room_for_many_of_it() -> None:
+    lanes = Lanes[int](slots=MAX_QUEUED)
+    for n in range(MAX_QUEUED):
+        lanes.offer(n, lane("greedy", f"https://{n}.example"), 0.0)
+    wanted = [lanes.wants_more()]
+
+    while keys := lanes.take(0.0):
+        for key in keys:
+            lanes.done(key, OK, 0.0)
+            lanes.forget(key)
+        wanted.append(lanes.wants_more())
+
+    assert (wanted[0], sum(wanted)) == (False, 1)
+
+
+def test_a_lane_asks_for_no_more_than_its_tenant_may_have() -> None:
+    lanes = Lanes[int]()
+    lanes.offer(0, lane("greedy"), 0.0)
+    lanes.outdate(lane("greedy"))
+    hungry = lanes.hungry()
+    for n in range(MAX_QUEUED):
+        lanes.offer(n, lane("greedy", f"https://{n}.example"), 0.0)
+
+    assert (hungry, lanes.hungry()) == ([lane("greedy")], [])
 
 
 def test_nothing_is_left_in_memory_of_what_is_over() -> None:
@@ -284,6 +325,7 @@ def test_nothing_is_left_in_memory_of_what_is_over() -> None:
 
     assert done == count
     assert (lanes._queues, lanes._tenants, lanes._lane_of, lanes._taken) == ({}, {}, {}, {})
+    assert not lanes._held
     assert len(lanes._paces) == MAX_REMEMBERED
 
 

@@ -1,10 +1,11 @@
 """Whose turn it is: attempts wait in lanes, one for each tenant and receiver, and tenants share the slots.
 
 A tenant's turns are counted in seconds of slots, not in requests: a receiver that hangs uses up the share of
-its own tenant. No tenant holds more slots than are free, so that there is always one for a newcomer.
+its own tenant. No tenant holds more slots than are free, so that there is always one for a newcomer; the same
+goes for the places in memory.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -68,6 +69,10 @@ class Lanes(Generic[K]):
         self._pauses: list[tuple[float, int, Lane]] = []
         """Lanes that may send again, by the time from which they may."""
         self._lane_of: dict[K, Lane] = {}
+        self._held: Counter[TenantId] = Counter()
+        """How many of these each tenant has."""
+        self._left_out: set[TenantId] = set()
+        """Tenants of which not everything was taken in, because they had too many."""
         self._taken: dict[K, tuple[float, float]] = {}
         """When each attempt began, and what its tenant was charged for it."""
         self._with_more: dict[Lane, None] = {}
@@ -105,8 +110,11 @@ class Lanes(Generic[K]):
         return self._lane_of[key]
 
     def offer(self, key: K, lane: Lane, now_s: float) -> None:
-        """Let an attempt wait for its turn; of a lane with many only the first are taken in."""
+        """Let an attempt wait for its turn; of a lane or a tenant with many only the first are taken in."""
         if key in self._lane_of:
+            return
+        if not self._has_room_for(lane[0]):
+            self._left_out.add(lane[0])
             return
         queue = self._queues.get(lane)
         if queue is None:
@@ -118,6 +126,7 @@ class Lanes(Generic[K]):
             return
         queue.waiting.append(key)
         self._lane_of[key] = lane
+        self._held[lane[0]] += 1
         self._make_ready(lane, queue, now_s)
 
     def take(self, now_s: float) -> list[K]:
@@ -166,7 +175,7 @@ class Lanes(Generic[K]):
 
     def forget(self, key: K) -> None:
         """Forget an attempt that is done."""
-        lane = self._lane_of.pop(key)
+        lane = self._let_go(key)
         queue = self._queues.get(lane)
         if queue is not None and not queue.waiting and not queue.under_way and not queue.has_more:
             self._drop(lane, queue)
@@ -175,7 +184,7 @@ class Lanes(Generic[K]):
         """Forget what waits in a lane because it is outdated; the store has the truth."""
         if (queue := self._queues.get(lane)) is not None:
             for key in queue.waiting:
-                del self._lane_of[key]
+                self._let_go(key)
             queue.waiting.clear()
             self._tenants[lane[0]].ready.pop(lane, None)
             queue.has_more = True
@@ -187,7 +196,18 @@ class Lanes(Generic[K]):
 
     def hungry(self) -> list[Lane]:
         """Return lanes that are running low here and have more in the store."""
-        return [lane for lane in self._with_more if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4]
+        return [
+            lane
+            for lane in self._with_more
+            if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4 and self._has_room_for(lane[0])
+        ]
+
+    def wants_more(self) -> bool:
+        """Return, once, whether there is room again for tenants of which something was left out."""
+        # Room for many: what is taken in then lies behind all that is here already.
+        again = {tenant for tenant in self._left_out if self._held[tenant] < self._free // 4}
+        self._left_out -= again
+        return bool(again)
 
     def has_no_more(self, lane: Lane) -> None:
         """Record that everything of a lane is in memory."""
@@ -197,6 +217,20 @@ class Lanes(Generic[K]):
             queue.has_more = False
             if not queue.waiting and not queue.under_way:
                 self._drop(lane, queue)
+
+    @property
+    def _free(self) -> int:
+        return MAX_QUEUED - len(self._lane_of)
+
+    def _has_room_for(self, tenant_id: TenantId) -> bool:
+        return self._held[tenant_id] < self._free
+
+    def _let_go(self, key: K) -> Lane:
+        lane = self._lane_of.pop(key)
+        self._held[lane[0]] -= 1
+        if not self._held[lane[0]]:
+            del self._held[lane[0]]
+        return lane
 
     def _end_pauses(self, now_s: float) -> None:
         while self._pauses and self._pauses[0][0] <= now_s:

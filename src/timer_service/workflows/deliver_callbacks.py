@@ -84,6 +84,8 @@ class WaitingList:
         """Take in what is fresh, one page of what may begin, and more of the lanes that have run low."""
         await self._take_in_fresh(now, now_s)
         await self._refill(now, now_s)
+        if self._seen_all and self.lanes.wants_more():
+            self.look_again()
         if self._seen_all or self.lanes.is_full:
             return
         # From here on: what is added while the store answers, which may not be in the answer, is said again.
