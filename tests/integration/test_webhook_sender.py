@@ -134,6 +134,17 @@ async def test_a_redirect_is_not_followed_and_says_where_it_pointed() -> None:
     assert other.connections == 0
 
 
+async def test_a_redirect_that_repeats_our_secrets_is_told_without_them() -> None:
+    location = "https://shop.example/login?token=s3cr3t-t0ken&back=Bearer%20s3cr3t-t0ken"
+    answer = f"HTTP/1.1 302 X\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()
+    async with receiving(answer=answer) as receiver, sending() as sender:
+        headers = {"Authorization": "Bearer s3cr3t-t0ken"}
+        result = await sender.send(request_to(receiver.url(), headers=headers))
+
+    blanked = location.replace("s3cr3t-t0ken", "*" * len("s3cr3t-t0ken"))
+    assert result == Answered(302, location=blanked)
+
+
 async def test_what_the_receiver_asks_for_is_passed_on() -> None:
     answer = b"HTTP/1.1 503 X\r\nretry-after: 120\r\nwebhook-retry: no\r\ncontent-length: 0\r\n\r\n"
     async with receiving(answer=answer) as receiver, sending() as sender:

@@ -1,4 +1,4 @@
-"""What a receiver said that did not take a callback: its beginning, without our secrets."""
+"""What a receiver said that did not take a callback, without our secrets."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
@@ -22,6 +22,14 @@ def kept_answer(body: bytes, secrets: Iterable[str]) -> str | None:
     # It leaves out a character that was cut off. PostgreSQL keeps no text with a NUL.
     decoder = getincrementaldecoder("utf-8")("replace")
     return decoder.decode(body[:MAX_ANSWER_BYTES]).replace("\x00", "\ufffd") or None
+
+
+def without_secrets(header: str, secrets: Iterable[str]) -> str:
+    """Return a header of an answer with asterisks in the place of secrets."""
+    value = header.encode("latin-1")
+    for secret in sorted(_spellings(secrets), key=len, reverse=True):
+        value = value.replace(secret, b"*" * len(secret))
+    return value.decode("latin-1")
 
 
 def _begun(body: bytes, secret: bytes) -> int:

@@ -17,7 +17,7 @@ from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.adapters.webhook.link import ClosedEarly, Link, NotHttp
 from timer_service.adapters.webhook.message import Message, wire_bytes
 from timer_service.adapters.webhook.preparing import Preparer
-from timer_service.adapters.webhook.said import kept_answer
+from timer_service.adapters.webhook.said import kept_answer, without_secrets
 from timer_service.domain.delivery import (
     Answered,
     CallbackRequest,
@@ -61,10 +61,11 @@ class _Seen:
 
     def result(self, result: CallResult, request: CallbackRequest) -> CallResult:
         """Return a result with what the receiver said, without the secrets that it was sent."""
-        if not self.said or not isinstance(result, Answered):
+        if not isinstance(result, Answered) or not (self.said or result.location):
             return result
         secrets = secret_values(request.callback.headers, self.sent)
-        return replace(result, said=kept_answer(self.said, secrets))
+        location = result.location and without_secrets(result.location, secrets)
+        return replace(result, said=kept_answer(self.said, secrets), location=location)
 
 
 class HttpCallbackSender:
