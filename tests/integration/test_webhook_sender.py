@@ -27,6 +27,7 @@ from timer_service.adapters.webhook.signature import read_verifier, signed_conte
 from timer_service.domain.callback import Method, Signing
 from timer_service.domain.delivery import Answered, Blocked, TimedOut, Trouble, Unreachable
 from timer_service.domain.messages import Trace
+from timer_service.right_of_way import RightOfWay, in_turns
 
 SHORT = timedelta(milliseconds=300)
 ENDLESS = timedelta(seconds=5)
@@ -302,6 +303,25 @@ async def test_connections_to_many_receivers_are_not_all_kept() -> None:
             assert await sender.send(request_to(receiver.url())) == Answered(200)
 
         assert [receiver.connections for receiver in receivers] == [1] * 3 + [2] * 7
+
+
+async def test_connections_that_are_closed_at_once_do_not_count_as_open() -> None:
+    def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    way = RightOfWay()
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, receiving() as receiver, sending(max_kept=1) as sender:
+        for _ in range(3):
+            with way.taken():  # The sender goes on when the connection has been closed.
+                send = sender.send(request_to(f"http://127.0.0.1:{port}/"))
+                result = await in_turns(send, way, patience_s=0.1, one_of_many=True)
+            assert result == Unreachable(Trouble.RESET, "the connection was closed before an answer")
+        for _ in range(2):
+            await sender.send(request_to(receiver.url()))
+
+    assert receiver.connections == 1
 
 
 @pytest.mark.parametrize("method", list(Method))

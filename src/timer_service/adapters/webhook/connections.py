@@ -121,7 +121,8 @@ class Connections:
                 await self._tunnel(link, target)
         except (OSError, ssl.SSLError) as error:
             raise failures.no_handshake(error) from error
-        self._open.add(link)
+        if link.is_reusable:  # Where something else was urgent, it may be lost by the time that we go on.
+            self._open.add(link)
         return link
 
     def give_back(self, target: Target, link: Link) -> None:
