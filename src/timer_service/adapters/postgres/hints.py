@@ -10,6 +10,7 @@ from timer_service.adapters.postgres.connections import Address, Connections
 from timer_service.adapters.postgres.errors import translated
 from timer_service.domain.errors import TimerServiceError
 from timer_service.domain.messages import EPOCH, epoch_ms
+from timer_service.waiting import owned
 
 CHECK_INTERVAL_S: Final = 20.0
 """How often a silent connection is asked whether it is still there."""
@@ -104,10 +105,7 @@ class Hints:
 @asynccontextmanager
 async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run something without an end beside the block, and end it with the block."""
-    task = asyncio.ensure_future(work)
-    try:
+    async with owned(work) as (task,):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    if not task.cancelled():
+        task.result()  # It ends with an error only.
