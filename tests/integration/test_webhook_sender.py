@@ -26,8 +26,11 @@ from timer_service.adapters.webhook.message import Message, wire_bytes
 from timer_service.adapters.webhook.signature import read_verifier, signed_content
 from timer_service.domain.callback import Method, Signing
 from timer_service.domain.delivery import Answered, Blocked, TimedOut, Trouble, Unreachable
-from timer_service.domain.messages import Trace
+from timer_service.domain.errors import StoreBusy
+from timer_service.domain.messages import TenantId, Trace
+from timer_service.ports.secret_store import StoredSecret
 from timer_service.right_of_way import RightOfWay, in_turns
+from timer_service.testing.secrets import MemorySecretStore
 
 SHORT = timedelta(milliseconds=300)
 ENDLESS = timedelta(seconds=5)
@@ -124,6 +127,21 @@ async def test_a_named_secret_is_filled_in_when_sending_so_one_update_changes_al
 
     assert [each.headers["authorization"] for each in receiver.requests] == ["Bearer first", "Bearer second"]
     assert result == Unreachable(Trouble.SECRET, "there is no secret named token")
+
+
+class _BusySecrets(MemorySecretStore):
+    """Secrets that cannot be read for now."""
+
+    async def secrets_of(self, tenant_id: TenantId) -> list[StoredSecret]:
+        raise StoreBusy("postgres://host: another query runs")
+
+
+async def test_secrets_that_cannot_be_read_for_now_are_trouble_of_our_own() -> None:
+    async with receiving() as receiver, sending(keyring=keyring_of(_BusySecrets())) as sender:
+        result = await sender.send(request_to(receiver.url()))
+
+    assert result == Unreachable(Trouble.STORE, "the store is busy")
+    assert receiver.connections == 0
 
 
 async def test_a_redirect_is_not_followed_and_says_where_it_pointed() -> None:

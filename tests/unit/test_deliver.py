@@ -159,6 +159,20 @@ async def test_a_callback_is_repeated_by_its_schedule_under_the_same_id() -> Non
     assert len({request.id for request in sender.sent}) == 1
 
 
+async def test_a_callback_with_one_attempt_survives_a_store_that_is_busy() -> None:
+    results: list[CallResult] = [Unreachable(Trouble.STORE, "the store is busy"), Answered(200)]
+    sender = ScriptedSender(lambda _: results[len(sender.sent) - 1])
+    rig = Rig(sender=sender, chance=0.0)
+    await ask(rig, due_s=0, callback=replace(CALLBACK, retry=RetryPolicy(())))
+
+    async with rig.running():
+        await pass_time(rig, 2)
+
+    assert [(request.attempt, request.sent_at) for request in sender.sent] == [(1, at(0)), (1, at(1))]
+    assert rig.store.deliveries.kept[ACME, call("order-1")].attempts == 1
+    assert state(rig) is DeliveryState.DELIVERED
+
+
 async def test_no_attempt_comes_before_the_receiver_wants_it() -> None:
     answers = iter([Answered(503, retry_after="20"), Answered(200)])
     sender = ScriptedSender(lambda _: next(answers))

@@ -73,7 +73,7 @@ def test_what_is_of_no_use_to_repeat_fails_at_once(result: CallResult) -> None:
     [
         *(Answered(status) for status in (301, 400, 401, 403, 404, 408, 409, 422, 429, 500, 502, 503)),
         TIMED_OUT,
-        *(Unreachable(trouble) for trouble in Trouble),
+        *(Unreachable(trouble) for trouble in Trouble if trouble is not Trouble.STORE),
     ],
 )
 def test_everything_else_is_tried_again(result: CallResult) -> None:
@@ -124,6 +124,17 @@ def test_a_receiver_may_ask_for_a_longer_pause_up_to_a_day(asked: str, pause_s: 
     after = tried(Answered(503, retry_after=asked))
 
     assert after.next_attempt_at == NOW + timedelta(seconds=pause_s)
+
+
+def test_a_store_that_is_busy_uses_up_no_attempt() -> None:
+    busy = Unreachable(Trouble.STORE, "the store is busy")
+    once = RetryPolicy(())
+
+    after = after_attempt(OPEN, once, busy, STARTED, NOW, lambda: 0.0)
+
+    again_at = NOW + timedelta(seconds=1)
+    assert after == replace(OPEN, next_attempt_at=again_at, error="unreachable (store): the store is busy")
+    assert not is_unwell(busy)
 
 
 def test_the_last_attempt_of_a_schedule_ends_it() -> None:

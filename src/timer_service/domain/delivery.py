@@ -2,6 +2,7 @@
 
 Waiting ── 2xx ─────────────────────────▶ Delivered
 Waiting ── any other end of an attempt ─▶ Waiting     until the schedule of the callback is over
+Waiting ── our own store was busy ──────▶ Waiting     that was not an attempt
 Waiting ── over, or of no use to repeat ▶ Failed
 Waiting ── abandoned by its owner ──────▶ Abandoned
 Failed, Abandoned, Delivered ── replay ─▶ Waiting     the same id; attempts are counted on
@@ -29,6 +30,8 @@ from timer_service.domain.values import value
 MAX_JITTER: Final = 0.25
 """The part of a delay that chance may add. It never shortens one: a promised pause is kept."""
 MAX_RETRY_AFTER: Final = timedelta(hours=24)
+STORE_PAUSE: Final = timedelta(seconds=1)
+"""After an attempt that could not be made because the store was busy."""
 MAX_ERROR_CHARS: Final = 500
 MAX_ANSWER_BYTES: Final = 1_024
 """Of an answer that did not take a callback, where that is kept."""
@@ -80,6 +83,8 @@ class Trouble(StrEnum):
     TLS = "tls"
     RESET = "reset"
     SECRET = "secret"  # noqa: S105 - the word for what is missing
+    STORE = "store"
+    """Our own, for a while: what it takes to make a request could not be read."""
 
 
 @value(frozen=True, slots=True)
@@ -202,6 +207,9 @@ def after_attempt(
     chance: Callable[[], float],
 ) -> Delivery:
     """Return the delivery as it is after an attempt that ended now."""
+    if is_postponed(result):
+        again_at = _later(now, _to_ms(STORE_PAUSE * (1 + MAX_JITTER * chance())))
+        return replace(delivery, next_attempt_at=again_at, error=describe(result))
     if is_success(result):
         ended = {"state": DeliveryState.DELIVERED, "next_attempt_at": None, "ended_at": now}
         return _tried(delivery, result, started_at, **ended)
@@ -255,10 +263,17 @@ def asks_to_slow_down(result: CallResult) -> bool:
     return isinstance(result, TimedOut) or (isinstance(result, Answered) and result.status in _SLOW_DOWN)
 
 
+def is_postponed(result: CallResult) -> bool:
+    """Return whether no attempt was made, and another time one can be."""
+    return isinstance(result, Unreachable) and result.trouble is Trouble.STORE
+
+
 def says_nothing(result: CallResult) -> bool:
     """Return whether no request was sent, so that nothing is known about the receiver."""
-    return isinstance(result, Blocked) or (
-        isinstance(result, Unreachable) and result.trouble is Trouble.SECRET
+    return (
+        isinstance(result, Blocked)
+        or is_postponed(result)
+        or (isinstance(result, Unreachable) and result.trouble is Trouble.SECRET)
     )
 
 

@@ -11,6 +11,7 @@ from timer_service.domain.delivery import (
     CallResult,
     after_attempt,
     expire,
+    is_postponed,
     is_success,
 )
 from timer_service.domain.lanes import MAX_LANE_QUEUE, Lane, Lanes
@@ -32,7 +33,7 @@ class Attempted:
 
     finished: Finished
     result: CallResult | None
-    """None if no attempt was made: it would have come too late."""
+    """None if no attempt was made: it would have come too late, or could not be prepared."""
     started_at: datetime
     ended_at: datetime
 
@@ -172,6 +173,8 @@ async def attempt(
     result = await sender.send(request)
     ended_at = max(clock.now(), started_at)
     after = after_attempt(before, claimed.callback.retry, result, started_at, ended_at, chance)
+    if is_postponed(result):
+        return Attempted(Finished(before, after), None, started_at, ended_at)
     failure = None
     if not is_success(result):
         duration = ended_at - started_at

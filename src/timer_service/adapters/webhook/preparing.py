@@ -8,7 +8,7 @@ from timer_service.adapters.webhook.keyring import Keyring
 from timer_service.adapters.webhook.message import Message, build_message
 from timer_service.adapters.webhook.resolver import GuardedResolver, LookUp, look_up
 from timer_service.domain.delivery import Blocked, CallbackRequest, Trouble, Unreachable
-from timer_service.domain.errors import TimerServiceError
+from timer_service.domain.errors import TimerServiceError, TransientError
 from timer_service.domain.messages import TenantId
 from timer_service.ports.callback_preview import Preview, Verdict
 from timer_service.targets import AddressRules, read_target
@@ -42,9 +42,14 @@ class Preparer:
         return build_message(request, target.url, with_secrets(headers, named), keys)
 
     async def prepare_to_send(self, request: CallbackRequest) -> Message | Blocked | Unreachable:
-        """Return the same; where the secrets cannot be read, the attempt fails and is repeated."""
+        """Return the same; where the secrets cannot be read, the attempt fails and is repeated.
+
+        Where they only cannot be read for now, it is not an attempt.
+        """
         try:
             return await self.prepare(request)
+        except TransientError as error:
+            return Unreachable(Trouble.STORE, error.public)
         except TimerServiceError as error:
             return Unreachable(Trouble.SECRET, error.public)
 
