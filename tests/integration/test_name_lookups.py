@@ -14,6 +14,7 @@ from tests.support.callbacks import request_to, sending
 from tests.support.patience import PATIENCE_S
 from tests.support.receiver import Receiver, receiving
 from tests.support.timers import ACME
+from timer_service.adapters.webhook.places import Places
 from timer_service.adapters.webhook.resolver import MAX_LOOKUPS, MAX_LOOKUPS_OF_TENANT, MAX_ZONE_LOOKUPS
 from timer_service.adapters.webhook.sender import HttpCallbackSender
 from timer_service.domain.delivery import Answered, CallResult, Trouble, Unreachable
@@ -153,6 +154,22 @@ async def test_who_waits_for_a_turn_gets_it_when_a_look_up_ends() -> None:
 
         assert await asyncio.gather(*waiting) == [Answered(200)] * 2
         assert "shop0.alive0.test" not in here.names.asked
+
+
+async def test_who_gives_up_just_as_a_place_comes_free_does_not_take_it_along() -> None:
+    places = Places(1, 1)
+    await places.take(ACME)
+    waiting = [asyncio.create_task(places.take(GLOBEX)) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    waiting[0].cancel()
+    places.give_back(ACME)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    places.give_back(GLOBEX)
+
+    assert [type(result) for result in results] == [asyncio.CancelledError, type(None)]
+    async with asyncio.timeout(PATIENCE_S):
+        await places.take(ACME)
 
 
 async def test_a_name_is_looked_up_once_for_many_tenants() -> None:

@@ -45,9 +45,12 @@ class Places:
     def _call_next(self) -> None:
         # Those that are passed over hold places, so there are never many.
         while self._free and (tenant_id := next(filter(self._may_take, self._waiting), None)) is not None:
+            turn = self._waiting[tenant_id][0]
+            if turn.cancelled():  # Who waited has gone, and is not told before the next round of the loop.
+                self._leave(tenant_id, turn)
+                continue
             self._free -= 1
             self._taken[tenant_id] += 1
-            turn = self._waiting[tenant_id][0]
             self._waiting.move_to_end(tenant_id)
             self._leave(tenant_id, turn)
             turn.set_result(None)
@@ -56,7 +59,8 @@ class Places:
         return self._taken[tenant_id] < min(self._most_of_tenant, self._free)
 
     def _leave(self, tenant_id: TenantId, turn: "asyncio.Future[None]") -> None:
-        queue = self._waiting[tenant_id]
-        queue.remove(turn)
-        if not queue:
-            del self._waiting[tenant_id]
+        queue = self._waiting.get(tenant_id)
+        if queue is not None and turn in queue:
+            queue.remove(turn)
+            if not queue:
+                del self._waiting[tenant_id]
