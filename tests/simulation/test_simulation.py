@@ -57,7 +57,7 @@ FOUND = {
     12519: "a clock that was set back during a look made its timers seem due later than they were published",
     12204: "a batch that was confirmed went out again, because a dead letter was forbidden just before",
     14166: "a poll was answered out of memory, and the file went unread for longer than the interval",
-    18002: "timers that were being marked were claimed again, because one of their tenant was saved meanwhile",
+    18002: "timers that were being marked were claimed again, because another of the tenant was saved",
     6254: "a timer was purged, its command delivered again, and by then it had expired",
     30_025: "what was delivered before the broker lost it was acknowledged in the place of another command",
     32_066: "a confirmation that came while the process was frozen counted as known",
