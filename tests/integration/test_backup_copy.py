@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sqlite import left_by_a_kill
 from tests.support.timers import at, cancel, schedule
+from timer_service.adapters.sqlite.api_keys import keys_path
 from timer_service.adapters.sqlite.backup import BESIDE, BackupReport, back_up, copy_database, count_timers
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.domain.errors import CriticalError
@@ -129,6 +131,20 @@ def test_a_copy_that_differs_from_its_source_is_not_kept(
     with pytest.raises(CriticalError, match=complaint):
         back_up(database, tmp_path / "copy.db", copy=copy_and_spoil)
     assert sorted(path.name for path in tmp_path.glob("copy*")) == []
+
+
+def test_a_change_of_a_file_beside_that_was_cut_off_is_not_in_the_copy(
+    database: Path, tmp_path: Path
+) -> None:
+    keys, copied = keys_path(database), keys_path(tmp_path / "copy.db")
+    with closing(sqlite3.connect(keys)) as link, link:
+        link.execute("CREATE TABLE api_keys AS SELECT 'k1' AS key_id")
+    left_by_a_kill(keys)
+
+    back_up(database, tmp_path / "copy.db")
+
+    with closing(sqlite3.connect(copied)) as link:
+        assert link.execute("SELECT key_id FROM api_keys").fetchall() == [("k1",)]
 
 
 def test_counts_and_copy_are_of_one_moment_while_the_service_writes(database: Path, tmp_path: Path) -> None:

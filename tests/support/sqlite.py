@@ -2,6 +2,8 @@
 
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import aiosqlite
@@ -16,6 +18,19 @@ After = Callable[[str], Awaitable[None]]
 def due_ms(text: str) -> str:
     """Return how SQL makes a number of the text of a due time, for rows that a test writes by hand."""
     return f"unixepoch(substr({text}, 1, 10) || ' ' || substr({text}, 12, 8)) * 1000 + substr({text}, 21, 3)"
+
+
+def left_by_a_kill(path: Path) -> None:
+    """Leave a file without a log as a process does that is killed in the middle of a change."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as link:
+        # With hardly any room in memory, so that a part of the change is in the file already.
+        for statement in ("PRAGMA cache_size = 1", "CREATE TABLE half (text)", "BEGIN"):
+            link.execute(statement)
+        link.executemany("INSERT INTO half VALUES (?)", [("x" * 1_000,)] * 100)
+        journal = path.with_name(f"{path.name}-journal")
+        left = {each: each.read_bytes() for each in (path, journal)}
+    for each, content in left.items():
+        each.write_bytes(content)
 
 
 async def _nothing(_: str) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.support.sqlite import left_by_a_kill
 from timer_service.adapters.sqlite.side_file import SideFile
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS thing (name TEXT)"
@@ -19,4 +20,14 @@ async def test_what_was_written_is_found(tmp_path: Path) -> None:
 
     await file.change("INSERT INTO thing VALUES (?)", ("one",))
 
+    assert await file.ask("SELECT name FROM thing", ()) == [("one",)]
+
+
+async def test_a_change_that_was_cut_off_is_undone_by_who_reads_next(tmp_path: Path) -> None:
+    file = SideFile(tmp_path / "side", SCHEMA)
+    await file.change("INSERT INTO thing VALUES (?)", ("one",))
+
+    left_by_a_kill(tmp_path / "side")
+
+    assert (tmp_path / "side-journal").stat().st_size > 0
     assert await file.ask("SELECT name FROM thing", ()) == [("one",)]

@@ -37,13 +37,17 @@ def count_timers(link: sqlite3.Connection) -> Counts:
 
 
 def copy_database(
-    database: Path, copy: Path, *, count: Callable[[sqlite3.Connection], Counts] = count_timers
+    database: Path,
+    copy: Path,
+    *,
+    count: Callable[[sqlite3.Connection], Counts] = count_timers,
+    mode: str = "ro",
 ) -> Counts:
     """Copy everything as it is at one moment, and return what was counted at that moment."""
     # Made here, so that nobody else may read it from the first byte on.
     os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with (
-        closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode={mode}", uri=True)) as source,
         closing(sqlite3.connect(copy)) as destination,
     ):
         # One read transaction around count and copy: both see the same moment, and no writer waits for us.
@@ -90,7 +94,8 @@ def _back_up_beside(database: Path, target: Path) -> None:
         source, copy = path_beside(database), path_beside(target)
         if source.exists():
             copy.unlink(missing_ok=True)
-            copy_database(source, copy, count=lambda _: (0, 0))
+            # Not only to read: a change that was cut off in a file without a log has to be undone first.
+            copy_database(source, copy, count=lambda _: (0, 0), mode="rw")
             _sync(copy)
 
 

@@ -41,10 +41,10 @@ class SideFile:
 
         if not self._path.exists():
             return []
-        found = await self._in_thread(work, "ro")
+        found = await self._in_thread(work)
         if found is None:
-            await self._in_thread(self._bring_up, "rw")
-            found = await self._in_thread(work, "ro")
+            await self._in_thread(self._bring_up)
+            found = await self._in_thread(work)
         return found or []
 
     async def change(self, sql: str, *rows: Sequence[Any], wait_s: float = BUSY_TIMEOUT_S) -> int:
@@ -75,7 +75,7 @@ class SideFile:
 
         if not self._path.exists():
             self._path.touch(0o600)
-        return await self._in_thread(work, "rw", wait_s)
+        return await self._in_thread(work, wait_s)
 
     def _bring_up(self, file: sqlite3.Connection) -> None:
         """Make the table, or add what an older version did not have."""
@@ -88,11 +88,11 @@ class SideFile:
                 file.execute(statement)
             file.execute(f"PRAGMA user_version = {len(self._schema)}")
 
-    async def _in_thread(
-        self, work: Callable[[sqlite3.Connection], T], mode: str, wait_s: float = BUSY_TIMEOUT_S
-    ) -> T:
+    async def _in_thread(self, work: Callable[[sqlite3.Connection], T], wait_s: float = BUSY_TIMEOUT_S) -> T:
         def worked() -> T:
-            address = f"{self._path.absolute().as_uri()}?mode={mode}"
+            # Also to read: if a process was killed in the middle of a change, whoever opens the file next has
+            # to undo it, and until then SQLite refuses those who may only read.
+            address = f"{self._path.absolute().as_uri()}?mode=rw"
             with closing(sqlite3.connect(address, uri=True, timeout=wait_s)) as file:
                 return work(file)
 
