@@ -1,7 +1,9 @@
 """The use cases about callbacks: what became of them, and sending them again."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from timer_service.domain.delivery import Delivery, DeliveryState
 from timer_service.domain.errors import CriticalError, TimerNotFound, telling_of_failure
@@ -9,6 +11,18 @@ from timer_service.domain.messages import ServiceCallId, TenantId, TimerKey
 from timer_service.ports.callback_list import CallbackList, CallbackPage, CallbackQuery
 from timer_service.ports.clock import Clock
 from timer_service.ports.delivery_store import CallbackRecord, DeliveryQuery, DeliveryRecords
+
+_WITHOUT_SUCCESS: Final = frozenset({DeliveryState.FAILED, DeliveryState.ABANDONED})
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What came of sending callbacks again."""
+
+    found: Sequence[Delivery]
+    """As they were before."""
+    count: int
+    """How many of them wait now: what others have changed meanwhile is left as it is."""
 
 
 class Deliveries:
@@ -53,16 +67,23 @@ class Deliveries:
     async def retry(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Delivery | None:
         """Send a callback whose delivery has ended again; return the delivery, None if there is none."""
         record = await self.record((tenant_id, service_call_id))
-        if record.delivery is not None and record.delivery.state is not DeliveryState.WAITING:
-            await self.retry_all(DeliveryQuery(tenant_id, service_call_id=service_call_id, limit=1))
+        if record.delivery is not None and await self._replay([record.delivery]):
             record = await self.record((tenant_id, service_call_id))
         return record.delivery
 
-    async def retry_all(self, query: DeliveryQuery) -> int:
-        """Send again what a query finds, up to its limit; return how many."""
+    async def retry_all(self, query: DeliveryQuery) -> Retried:
+        """Send again what a query finds that has ended without success, up to its limit."""
+        # Found first and changed by key: to find a few among many takes long, and no change waits for it.
+        found = await self.list(query)
+        return Retried(found, await self._replay(found))
+
+    async def _replay(self, found: Sequence[Delivery]) -> int:
+        ended = [delivery for delivery in found if delivery.state in _WITHOUT_SUCCESS]
+        if not ended:
+            return 0
         now = self._clock.now()
         with telling_of_failure(self._failed):
-            count = await self._store.replay(query, now)
+            count = await self._store.replay(ended, now)
         if count:
             self._wake(now)
         return count

@@ -151,7 +151,7 @@ async def test_a_timer_that_expires_by_a_command_of_the_stream_opens_no_delivery
     assert (kept.state, kept.expired_at) == (TimerState.EXPIRED, at(6))
     assert await record(store) == CallbackRecord(CALLBACK, None, updated_at=at(-10))
     assert await due(store, 6) == []
-    assert await store.deliveries.replay(DeliveryQuery(ACME), at(6)) == 0
+    assert await store.deliveries.list_deliveries(DeliveryQuery(ACME)) == []
 
 
 async def test_a_timer_whose_callback_is_taken_away_fires_on_the_bus(store: Store) -> None:
@@ -447,31 +447,40 @@ async def test_a_replay_waits_at_once_under_the_same_id(store: Store) -> None:
     await attempt(store, Answered(410))
     failed = await delivery(store)
 
-    assert await store.deliveries.replay(DeliveryQuery(ACME), at(9)) == 1
-    assert await store.deliveries.replay(DeliveryQuery(ACME), at(9)) == 0
+    assert await store.deliveries.replay([failed], at(9)) == 1
+    assert await store.deliveries.replay([failed], at(9)) == 0
 
     assert await delivery(store) == replay(failed, at(9))
     assert await due(store, 9) == ["order-1"]
 
 
-async def test_what_was_delivered_is_replayed_only_if_that_is_said(store: Store) -> None:
+async def test_what_waits_or_has_changed_since_it_was_read_is_not_replayed(store: Store) -> None:
     await ask(store)
     await fire(store)
-    await attempt(store, Answered(200))
+    waiting = await delivery(store)
+    await attempt(store, Answered(410))
+    failed = await delivery(store)
+    await store.deliveries.replay([failed], at(9))
+    await attempt(store, Answered(200), now_s=9)
+    delivered = await delivery(store)
 
-    assert await store.deliveries.replay(DeliveryQuery(ACME), at(9)) == 0
-    delivered = DeliveryQuery(ACME, state=DeliveryState.DELIVERED, service_call_id=call("order-1"))
-    assert await store.deliveries.replay(delivered, at(9)) == 1
+    assert await store.deliveries.replay([waiting, failed], at(12)) == 0
+
+    assert await delivery(store) == delivered
+    assert await store.deliveries.replay([delivered], at(12)) == 1
 
 
-async def test_a_replay_is_bounded_and_goes_on(store: Store) -> None:
+async def test_many_are_replayed_together(store: Store) -> None:
     for n in range(5):
         await ask(store, f"order-{n}", n - 10, now_s=-20)
         await fire(store, n - 10)
         await attempt(store, Answered(410), f"order-{n}")
-    bounded = DeliveryQuery(ACME, limit=2, opened_from=at(-9))
+    query = DeliveryQuery(ACME, DeliveryState.FAILED, opened_from=at(-9))
+    failed = await store.deliveries.list_deliveries(query)
 
-    assert [await store.deliveries.replay(bounded, at(0)) for _ in range(3)] == [2, 2, 0]
+    assert await store.deliveries.replay(failed[:3], at(0)) == 3
+    assert await store.deliveries.replay(failed, at(0)) == 1
+
     assert await due(store) == ["order-1", "order-2", "order-3", "order-4"]
 
 
@@ -491,7 +500,6 @@ async def test_deliveries_are_listed_in_pages_by_the_time_they_were_opened(store
     assert await names(DeliveryQuery(ACME, limit=2)) == ["order-0", "order-1"]
     assert await names(DeliveryQuery(ACME, after=(at(1), call("order-1")))) == ["order-2", "order-3"]
     assert await names(DeliveryQuery(ACME, opened_from=at(1), opened_before=at(3))) == ["order-1", "order-2"]
-    assert await names(DeliveryQuery(ACME, service_call_id=call("order-2"))) == ["order-2"]
     assert await names(DeliveryQuery(ACME, origin="https://nobody.example:443")) == []
     assert await names(DeliveryQuery(GLOBEX)) == ["other"]
 

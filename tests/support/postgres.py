@@ -405,8 +405,8 @@ class DeliveriesInStep:
     async def list_deliveries(self, query: DeliveryQuery) -> Sequence[Delivery]:
         return await self._store.list_deliveries(query)
 
-    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
-        return await self._store.replay(query, now)
+    async def replay(self, ended: Sequence[Delivery], now: datetime) -> int:
+        return await self._store.replay(ended, now)
 
     async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
         return await self._store.abandon(key, now)

@@ -780,7 +780,8 @@ async def test_a_replay_is_sent_at_once() -> None:
     async with rig.running():
         await rig.clock.until_rest()
         assert state(rig) is DeliveryState.FAILED
-        await rig.store.deliveries.replay(DeliveryQuery(ACME), rig.clock.now())
+        failed = await rig.store.deliveries.list_deliveries(DeliveryQuery(ACME))
+        await rig.store.deliveries.replay(failed, rig.clock.now())
         rig.service.deliver_from(rig.clock.now())
         await rig.clock.until_rest()
 

@@ -9,10 +9,23 @@ from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, at, call, schedule
 from timer_client.wire import format_time
 from timer_service.domain.callback import Callback, Sink
+from timer_service.domain.delivery import Delivery, DeliveryState
 from timer_service.domain.messages import DueTimeReached
+from timer_service.ports.delivery_store import DeliveryQuery
+from timer_service.testing import START, MemoryTimerStore
+from timer_service.testing.deliveries import MemoryDeliveries
 
 DUE = format_time(at(60))
 URL = "https://receiver.example/hook?order=1"
+
+
+class Restless(MemoryDeliveries):
+    """Deliveries of which one ends as soon as a page was read."""
+
+    async def list_deliveries(self, query: DeliveryQuery) -> list[Delivery]:
+        page = await super().list_deliveries(query)
+        await self.abandon((ACME, call("order-1")), START)
+        return page
 
 
 @pytest.fixture
@@ -325,6 +338,23 @@ async def test_deliveries_are_sent_again_by_filter(site: Site) -> None:
     )
     listed = await site.ask("GET", "/v1/deliveries")
     assert {each["state"] for each in listed.json["deliveries"]} == {"Waiting"}
+
+
+async def test_a_page_that_is_sent_again_is_the_one_that_was_found() -> None:
+    store = MemoryTimerStore()
+    store.deliveries = Restless(store.timers)
+    site = await Site(store=store, has_broker=False).open()
+    for name in ("order-1", "order-2"):
+        await put(site, name)
+        await fire(site, name)
+    await site.ask("POST", "/v1/timers/order-2/abandon")
+
+    reply = await site.ask("POST", "/v1/deliveries:retry", {"state": "abandoned", "limit": 1})
+
+    # The cursor leads on behind order-2: who follows it would never come back to it.
+    states = {name: store.deliveries.kept[ACME, call(name)].state for name in ("order-1", "order-2")}
+    assert reply.json["retried"] == 1
+    assert states == {"order-1": DeliveryState.ABANDONED, "order-2": DeliveryState.WAITING}
 
 
 async def test_lists_of_callbacks_count_by_what_is_read_for_them() -> None:

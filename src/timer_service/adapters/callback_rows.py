@@ -218,12 +218,6 @@ def archived(
     )
 
 
-def states_to_replay(query: DeliveryQuery) -> list[str]:
-    """Return the states that a replay looks for: what was delivered is sent again only if that is said."""
-    states = (DeliveryState.FAILED, DeliveryState.ABANDONED) if query.state is None else (query.state,)
-    return [state.value for state in states if state is not DeliveryState.WAITING]
-
-
 def states_to_list(query: DeliveryQuery) -> list[str]:
     """Return the states that a list looks for."""
     return [state.value for state in (DeliveryState if query.state is None else (query.state,))]

@@ -91,7 +91,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryQuery:
-    """Which deliveries of one tenant to list or to replay."""
+    """Which deliveries of one tenant to list."""
 
     tenant_id: TenantId
     state: DeliveryState | None = None
@@ -100,8 +100,6 @@ class DeliveryQuery:
     """Inclusive."""
     opened_before: datetime | None = None
     """Exclusive."""
-    service_call_id: ServiceCallId | None = None
-    """Of one timer only."""
     after: tuple[datetime, ServiceCallId] | None = None
     """When the last delivery of the page before was opened, and its id."""
     limit: int = 100
@@ -178,10 +176,11 @@ class DeliveryRecords(Protocol):
         """Return a page of one tenant's deliveries by the time at which they were opened, then by id."""
         ...
 
-    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
-        """Let up to `limit` ended deliveries that a query finds wait again, in one durable transaction.
+    async def replay(self, ended: Sequence[Delivery], now: datetime) -> int:
+        """Let ended deliveries wait again, in one durable transaction, and return how many do now.
 
-        Returns how many do now; those that wait already are left as they are. Repeating it goes on.
+        Each is looked up by its key. One that has changed since it was read is left as it is, so repeating
+        it changes nothing.
         """
         ...
 

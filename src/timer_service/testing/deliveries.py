@@ -130,12 +130,15 @@ class MemoryDeliveries:
         """Return a page by the time of opening, then id."""
         return self._page(query, DeliveryState if query.state is None else (query.state,))
 
-    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
+    async def replay(self, ended: Sequence[Delivery], now: datetime) -> int:
         """Let what has ended wait again."""
-        states = (DeliveryState.FAILED, DeliveryState.ABANDONED) if query.state is None else (query.state,)
-        ended = self._page(query, [state for state in states if state is not DeliveryState.WAITING])
-        self.kept |= {each.key: rules.replay(each, now) for each in ended}
-        return len(ended)
+        again = [
+            each
+            for each in ended
+            if self.kept.get(each.key) == each and each.state is not DeliveryState.WAITING
+        ]
+        self.kept |= {each.key: rules.replay(each, now) for each in again}
+        return len(again)
 
     async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
         """End what waits."""
@@ -156,7 +159,6 @@ class MemoryDeliveries:
             for d in self.kept.values()
             if d.tenant_id == query.tenant_id and d.state in wanted
             if query.origin in (None, d.origin)
-            if query.service_call_id in (None, d.service_call_id)
             if query.opened_from is None or d.opened_at >= query.opened_from
             if query.opened_before is None or d.opened_at < query.opened_before
         ]

@@ -105,18 +105,19 @@ class DeliveryHandlers:
     async def retry_all(self, request: Request) -> Answer:
         """Send again what a filter finds, a bounded number at a time."""
         asked = bodies.read_body(RetryFilter, request.body)
-        query = DeliveryQuery(
-            tenant_id=request.caller.tenant_id,
-            state=DeliveryState(asked.state.capitalize()),
-            origin=_origin(asked.origin),
-            opened_from=asked.opened_from,
-            opened_before=asked.opened_before,
-            after=None if asked.cursor is None else read_cursor(asked.cursor),
-            limit=asked.limit,
+        retried = await self._deliveries.retry_all(
+            DeliveryQuery(
+                tenant_id=request.caller.tenant_id,
+                state=DeliveryState(asked.state.capitalize()),
+                origin=_origin(asked.origin),
+                opened_from=asked.opened_from,
+                opened_before=asked.opened_before,
+                after=None if asked.cursor is None else read_cursor(asked.cursor),
+                limit=asked.limit,
+            )
         )
-        found = await self._deliveries.list(query)
-        count = await self._deliveries.retry_all(query)
-        content: dict[str, Any] = {"retried": count, "more": len(found) == asked.limit}
+        found = retried.found
+        content: dict[str, Any] = {"retried": retried.count, "more": len(found) == asked.limit}
         if content["more"]:
             # A retry that fails at once would be found again; a caller that continues from here skips it.
             content["cursor"] = write_cursor(found[-1].opened_at, found[-1].service_call_id)

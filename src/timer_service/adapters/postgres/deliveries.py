@@ -134,13 +134,12 @@ class PostgresDeliveries:
         page = _page(query, columns.states_to_list(query))
         return [columns.delivery(row) for row in await self._answers.ask(statements.LIST, *page)]
 
-    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
-        """Find and change in one transaction."""
-        page = _page(query, columns.states_to_replay(query))
+    async def replay(self, ended: Sequence[Delivery], now: datetime) -> int:
+        """Change what is as it was read."""
+        wanted = sorted((*each.key, each.state.value, each.attempts) for each in ended)
         async with self._answers.transaction() as connection:
-            found = await connection.fetch(statements.LIST, *page)
-            keys = arrays.transposed([(row[0], row[1]) for row in found], 2)
-            return affected(await connection.execute(statements.REPLAY, text(now), *keys))
+            changed = await connection.execute(statements.REPLAY, text(now), *arrays.transposed(wanted, 4))
+        return affected(changed)
 
     async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
         """End what waits."""
@@ -199,5 +198,4 @@ def _page(query: DeliveryQuery, states: Sequence[str]) -> list[Any]:
         text(query.opened_before) if query.opened_before else "infinity",
         query.limit,
         query.origin,
-        query.service_call_id,
     ]

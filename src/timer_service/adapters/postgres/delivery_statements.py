@@ -168,19 +168,22 @@ CROSS JOIN LATERAL (
   WHERE d.tenant_id = $1 AND d.state = wanted.state
     AND (opened_at, service_call_id) > ($3::text::timestamptz, $4::text)
     AND opened_at < $5::text::timestamptz
-    AND ($7::text IS NULL OR origin = $7) AND ($8::text IS NULL OR service_call_id = $8)
+    AND ($7::text IS NULL OR origin = $7)
   ORDER BY opened_at, service_call_id
   LIMIT $6) AS page
 ORDER BY opened_at, service_call_id
 LIMIT $6
 """  # noqa: S608
 
+# By key, and only what is still as it was read.
 REPLAY: Final = f"""
 UPDATE callback_deliveries AS d
-SET state = 'Waiting', next_attempt_at = $1::text::timestamptz, series_from = attempts,
+SET state = 'Waiting', next_attempt_at = $1::text::timestamptz, series_from = d.attempts,
   expires_after_ms = NULL, ended_at = NULL, claimed_by = NULL, claimed_until = NULL
-FROM unnest($2::text[], $3::text[]) AS wanted(tenant_id, service_call_id)
-WHERE {_KEY.format("d", "wanted")} AND d.state <> 'Waiting'
+FROM unnest($2::text[], $3::text[], $4::text[], $5::integer[])
+  AS wanted(tenant_id, service_call_id, state, attempts)
+WHERE {_KEY.format("d", "wanted")} AND d.state = wanted.state AND d.attempts = wanted.attempts
+  AND d.state <> 'Waiting'
 """  # noqa: S608
 
 ABANDON: Final = """

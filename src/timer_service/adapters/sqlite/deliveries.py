@@ -139,17 +139,19 @@ LIST: Final = f"""
 SELECT {columns.DELIVERY_COLUMNS} FROM callback_deliveries INDEXED BY callback_deliveries_by_state
 WHERE tenant_id = :tenant AND state = :state
   AND (opened_at, service_call_id) > (:after_at, :after_call) AND opened_at < :opened_before
-  AND (:origin IS NULL OR origin = :origin) AND (:call IS NULL OR service_call_id = :call)
+  AND (:origin IS NULL OR origin = :origin)
 ORDER BY opened_at, service_call_id
 LIMIT :limit
 """  # noqa: S608
 
+# By key, and only what is still as it was read.
 REPLAY: Final = """
 UPDATE callback_deliveries
 SET state = 'Waiting', next_attempt_at = ?, series_from = attempts, expires_after_ms = NULL, ended_at = NULL
 FROM json_each(?) AS wanted
 WHERE callback_deliveries.tenant_id = wanted.value ->> 0
-  AND callback_deliveries.service_call_id = wanted.value ->> 1 AND +state <> 'Waiting'
+  AND callback_deliveries.service_call_id = wanted.value ->> 1
+  AND +state = wanted.value ->> 2 AND attempts = wanted.value ->> 3 AND +state <> 'Waiting'
 """
 
 ABANDON: Final = """
@@ -268,19 +270,11 @@ class SqliteDeliveries:
         ]
         return _merged(pages, query.limit)
 
-    async def replay(self, query: DeliveryQuery, now: datetime) -> int:
-        """Find and change in one transaction."""
+    async def replay(self, ended: Sequence[Delivery], now: datetime) -> int:
+        """Change what is as it was read."""
+        wanted = json.dumps([(*each.key, each.state.value, each.attempts) for each in ended])
         async with self._writer.transaction():
-            connection = self._writer.connection
-            pages = [
-                [
-                    tuple(row)
-                    for row in await connection.execute_fetchall(LIST, _page(query) | {"state": state})
-                ]
-                for state in columns.states_to_replay(query)
-            ]
-            keys = json.dumps([each.key for each in _merged(pages, query.limit)])
-            return (await connection.execute(REPLAY, (text(now), keys))).rowcount
+            return (await self._writer.connection.execute(REPLAY, (text(now), wanted))).rowcount
 
     async def abandon(self, key: TimerKey, now: datetime) -> Delivery | None:
         """End what waits."""
@@ -336,7 +330,6 @@ def _page(query: DeliveryQuery) -> dict[str, Any]:
         "after_call": call,
         "opened_before": text(query.opened_before) if query.opened_before else "~",
         "origin": query.origin,
-        "call": query.service_call_id,
         "limit": query.limit,
     }
 

@@ -93,7 +93,7 @@ class RefusedScreens:
         if tenant is None:
             raise PageError(400, "Say whose callbacks: choose a tenant.")
         query = DeliveryQuery(tenant, DeliveryState.FAILED, visit.field("origin") or None, limit=MAX_FAILED)
-        count = await self._deliveries.retry_all(query)
+        count = (await self._deliveries.retry_all(query)).count
         await self._auditor.note(
             visit.user,
             "retry failed",
