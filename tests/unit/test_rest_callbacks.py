@@ -1,6 +1,8 @@
 """Callbacks over REST: what is accepted, what is refused, what is shown, and sending again."""
 
 import base64
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -255,6 +257,44 @@ async def test_null_in_a_patch_takes_away_what_was_given(site: Site) -> None:
     assert (reply.status, kept(site)) == (200, Callback(URL))
     assert "expiresAfterMs" not in reply.json["timer"]
     assert (no_url.status, no_url.json["errors"][0]["pointer"]) == (400, "/callback/url")
+
+
+async def test_a_patch_keeps_the_time_to_expire_wherever_the_timer_fires() -> None:
+    site = await Site().open()
+    await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE, "expiresAfterMs": 5_000})
+
+    to_http = await site.ask("PATCH", "/v1/timers/order-1", {"callback": {"url": URL}})
+    expires_after = kept(site).expires_after
+    to_bus = await site.ask("PATCH", "/v1/timers/order-1", {"callback": None})
+    removed = await site.ask("PATCH", "/v1/timers/order-1", {"expiresAfterMs": None})
+
+    assert [reply.json["timer"].get("expiresAfterMs") for reply in (to_http, to_bus, removed)] == [
+        5_000,
+        5_000,
+        None,
+    ]
+    assert expires_after == timedelta(seconds=5)
+    assert site.store.timers[ACME, call("order-1")].expires_after_ms is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "/v1/timers/order-1", {"correlationId": "request-7"}),
+        ("PUT", "/timers/order-1", {"metadata": {"a": 1}}),
+    ],
+)
+async def test_a_change_keeps_what_a_command_has_said_of_a_timer_with_a_callback(
+    site: Site, method: str, path: str, body: dict[str, Any]
+) -> None:
+    await put(site)
+    key = ACME, call("order-1")
+    site.store.timers[key] = replace(site.store.timers[key], expires_after_ms=5_000)
+
+    reply = await site.ask(method, path, body)
+
+    assert reply.status == 200
+    assert (site.store.timers[key].expires_after_ms, site.store.timers[key].generation) == (5_000, 1)
 
 
 async def test_null_is_a_body_where_a_callback_is_given_whole(site: Site) -> None:

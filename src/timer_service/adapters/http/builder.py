@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import uuid6
 
@@ -80,14 +80,14 @@ class CommandBuilder:
         callback: Callback | NoCallback | None = None
         names_expiry = "expires_after_ms" in body.model_fields_set
         forgets_expiry = names_expiry and body.expires_after_ms is None
+        expires_ms = body.expires_after_ms if names_expiry else _expires_after_ms(timer, before)
         if body.callback is not None:
             if before is None and body.callback.url is None:
                 raise invalid("is required", "/callback/url")
             if before is not None and forgets_expiry:
                 before = replace(before, expires_after=None)
-            callback = self._desk.read(
-                timer.key, body.callback, before=before, expires_after_ms=body.expires_after_ms
-            )
+            callback = self._desk.read(timer.key, body.callback, before=before, expires_after_ms=expires_ms)
+            expires_ms = None  # Part of the callback.
         elif "callback" in body.model_fields_set:
             callback = NO_CALLBACK
             self.check_target(callback)
@@ -95,8 +95,8 @@ class CommandBuilder:
             raise invalid(
                 "is part of the callback: give callback too, {} if nothing else changes", "/expiresAfterMs"
             )
-        on_bus = callback is NO_CALLBACK or (callback is None and before is None)
-        expires = body.expires_after_ms if names_expiry else timer.expires_after_ms
+        elif before is not None:
+            expires_ms = timer.expires_after_ms
         return ScheduleTimer(
             tenant_id=timer.tenant_id,
             service_call_id=timer.service_call_id,
@@ -106,7 +106,7 @@ class CommandBuilder:
             trace=codec.read_trace(request.headers),
             callback=callback,
             expected=frozenset({timer.version}),
-            expires_after_ms=expires if on_bus else None,
+            expires_after_ms=expires_ms,
         )
 
     def check_target(self, callback: object, pointer: str = "") -> None:
@@ -151,6 +151,13 @@ def new_name_in(request: Request) -> ServiceCallId:
     if not wire.is_service_call_id(request.name):
         raise invalid_parameter("id", f"must be {wire.SERVICE_CALL_RULE} (got {quoted(request.name)})")
     return ServiceCallId(request.name)
+
+
+def _expires_after_ms(timer: Timer, callback: Callback | None) -> int | None:
+    """Return how long after its due time a timer is still of use, wherever it fires."""
+    if callback is None or callback.expires_after is None:
+        return timer.expires_after_ms
+    return callback.expires_after // timedelta(milliseconds=1)
 
 
 def _correlation(text: str | None) -> CorrelationId | None:

@@ -185,6 +185,7 @@ class CompactHandlers:
                     *(timer.tenant_id, timer.service_call_id, body.execute_at or timer.due_at, None, NEWEST),
                     callback=callback,
                     expected=frozenset({timer.version}),
+                    expires_after_ms=timer.expires_after_ms,
                 )
             )
             if settled.outcome is not Outcome.CHANGED:
