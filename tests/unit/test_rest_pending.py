@@ -51,6 +51,22 @@ async def test_timers_that_there_are_can_still_be_changed_and_asked_for_again(si
     assert (new.headers["retry-after"], "3 pending timers" in new.json["detail"]) == ("5", True)
 
 
+async def test_a_cancelled_timer_that_is_scheduled_again_counts_as_a_new_one(site: Site) -> None:
+    body = {"dueAt": DUE}
+    cancelled = await site.ask("POST", "/v1/timers", body, idempotency_key="key-1")
+    path = f"/v1/timers/{cancelled.json['timer']['serviceCallId']}"
+    await site.ask("DELETE", path)
+    for n in range(3):
+        site.clock.advance(FRESH_S)
+        assert await create(site, f"order-{n}") == 201
+
+    again = await site.ask("PUT", path, body)
+    repeated = await site.ask("POST", "/v1/timers", body, idempotency_key="key-1")
+    pending = await site.ask("GET", "/v1/timers?state=Scheduled")
+
+    assert (again.status, repeated.status, len(pending.json["timers"])) == (429, 200, 3)
+
+
 async def test_a_batch_that_does_not_fit_changes_nothing(site: Site) -> None:
     timers = [{"serviceCallId": f"order-{n}", "dueAt": DUE} for n in range(4)]
 

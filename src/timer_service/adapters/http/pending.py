@@ -7,6 +7,7 @@ from typing import Final
 from timer_service.adapters.http.problems import Problem
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import ScheduleTimer, TenantId
+from timer_service.domain.timer import TimerState
 from timer_service.ports.timer_insight import TimerFilter, TimerInsight
 from timer_service.timers import Timers
 
@@ -34,7 +35,7 @@ class PendingLimit:
             return
         tenant_id = commands[0].tenant_id
         pending = await self._pending(tenant_id)
-        if pending + len(commands) > self._most and not await self._is_known(commands):
+        if pending + len(commands) > self._most and not await self._adds_none(commands):
             detail = f"the tenant may have at most {self._most} pending timers (it has {pending})"
             raise Problem("too-many-requests", detail, headers={"retry-after": f"{FRESH_S:.0f}"})
         if (known := self._counts.get(tenant_id)) is not None:
@@ -51,13 +52,16 @@ class PendingLimit:
                 self._counts.popitem(last=False)
         return known[1]
 
-    async def _is_known(self, commands: Sequence[ScheduleTimer]) -> bool:
-        """Return whether a request is about timers that there are: it may move one, or be a repetition."""
+    async def _adds_none(self, commands: Sequence[ScheduleTimer]) -> bool:
+        """Return whether a request adds no pending timer: it may move one, or be a repetition."""
         if len(commands) > 1 and commands[0].fingerprint is None:
             return False  # A batch without a key is no repetition; to find that out costs a read for each.
         try:
             for command in commands:
-                await self._timers.get(command.tenant_id, command.service_call_id)
+                timer = await self._timers.get(command.tenant_id, command.service_call_id)
+                # Not pending, and so that it will be, unless the request may only create one.
+                if timer.state is TimerState.CANCELLED and command.expected != frozenset():
+                    return False
         except TimerNotFound:
             return False
         return True
