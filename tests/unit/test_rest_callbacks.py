@@ -345,6 +345,19 @@ async def test_a_delivery_is_shown_and_changes_the_etag(site: Site) -> None:
     assert (cancelled.status, cancelled.json["timer"]["delivery"]["state"]) == (409, "Waiting")
 
 
+async def test_a_delivery_that_waits_again_is_not_what_it_was_before(site: Site) -> None:
+    await put(site)
+    await fire(site)
+    before = await site.ask("GET", "/v1/timers/order-1")
+
+    await site.ask("POST", "/v1/timers/order-1/abandon")
+    await site.ask("POST", "/v1/timers/order-1/retry")
+    after = await site.ask("GET", "/v1/timers/order-1", if_none_match=before.headers["etag"])
+
+    # The next attempt is at another time.
+    assert (after.status, after.json["timer"] != before.json["timer"]) == (200, True)
+
+
 async def test_an_abandoned_delivery_can_be_sent_again_under_the_same_id(site: Site) -> None:
     await put(site)
     await fire(site)

@@ -8,7 +8,7 @@ from timer_client import wire
 from timer_service.adapters import codec
 from timer_service.adapters.http import conditions
 from timer_service.adapters.http.api import Answer
-from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.callbacks import CallbackDesk, delivery_view
 from timer_service.adapters.http.problems import Problem
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback import Sink
@@ -39,7 +39,7 @@ class TimerViews:
     def tag(self, timer: Timer, record: CallbackRecord | None) -> str:
         """Return the entity tag of a timer as it is shown."""
         delivery = record and record.delivery
-        return conditions.etag_of(timer, delivery and (delivery.state, delivery.attempts, delivery.ended_at))
+        return conditions.etag_of(timer, delivery and delivery_view(delivery))
 
     async def answer(
         self,
