@@ -297,6 +297,27 @@ async def test_a_change_keeps_what_a_command_has_said_of_a_timer_with_a_callback
     assert (site.store.timers[key].expires_after_ms, site.store.timers[key].generation) == (5_000, 1)
 
 
+async def test_a_patch_turns_one_kind_of_body_into_the_other(site: Site) -> None:
+    await put(site, body={"a": 1})
+
+    def patch(**callback: Any) -> Any:
+        return site.ask("PATCH", "/v1/timers/order-1", {"callback": callback})
+
+    bodies = []
+    for change in (
+        {"bodyBase64": None},
+        {"body": None, "bodyBase64": "AAE="},
+        {"body": {"b": 2}, "bodyBase64": None},
+        {"body": None, "bodyBase64": "AAE="},
+        {"bodyBase64": None},
+    ):
+        assert (await patch(**change)).status == 200
+        bodies.append(kept(site).body)
+
+    # A member that is not shown cannot be taken away.
+    assert bodies == [b'{"a":1}', b"\0\1", b'{"b":2}', b"\0\1", None]
+
+
 async def test_null_is_a_body_where_a_callback_is_given_whole(site: Site) -> None:
     await put(site, body=None)
 

@@ -212,13 +212,14 @@ def _payload(body: CallbackPatch, old: Callback, most: int, pointer: str) -> tup
     given = body.model_fields_set
     before = _NEW if "content_type" in given else old
     content_type = body.content_type or before.content_type
+    # Where a callback is given whole, null is a body; in a patch it takes away what is shown there.
+    has_body = "body" in given and (body.body is not None or isinstance(body, CallbackBody))
     if body.body_base64 is None:
-        if "body" not in given:
-            return old.body, content_type
-        if body.body is None and not isinstance(body, CallbackBody):
-            return None, content_type
-        return _written(body.body, most, f"{pointer}/body"), content_type
-    if "body" in given:
+        if has_body:
+            return _written(body.body, most, f"{pointer}/body"), content_type
+        takes_away = "body" in given or ("body_base64" in given and "bodyBase64" in _shown_payload(old))
+        return None if takes_away else old.body, content_type
+    if has_body:
         raise invalid("only one of body and bodyBase64 may be given", f"{pointer}/bodyBase64")
     try:
         exact = base64.b64decode(body.body_base64, validate=True)
