@@ -303,7 +303,7 @@ class BulkDesk:
         now = self._now()
         requests = [(timer, wish.request(timer, now)) for timer in batch]
         able = [request for _, request in requests if request is not None]
-        decided = iter(await self._timers.carry_out_all(able) if able else ())
+        decided = iter((await self._timers.carry_out_all(able)).decided)
         return [
             Did(timer, OUT_OF_RANGE) if request is None else _did(timer, next(decided))
             for timer, request in requests

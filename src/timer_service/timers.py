@@ -23,8 +23,8 @@ from timer_service.ports.clock import Clock
 from timer_service.ports.command_source import CommandSource
 from timer_service.ports.explanation import Explanation
 from timer_service.ports.health import Health, Recent
-from timer_service.ports.timer_store import Decided, StoreCounts, TimerQuery, TimerStore
-from timer_service.workflows.decide_timer import RequestDesk, Settled
+from timer_service.ports.timer_store import StoreCounts, TimerQuery, TimerStore
+from timer_service.workflows.decide_timer import RequestDesk, Settled, SettledTogether
 
 NEWEST: Final = Position(0, 0)
 """Stands in until the request's place among all commands is known."""
@@ -143,14 +143,14 @@ class Timers:
         self._wake_after([settled.timer])
         return settled
 
-    async def carry_out_all(self, requests: Sequence[Command]) -> Sequence[Decided]:
+    async def carry_out_all(self, requests: Sequence[Command]) -> SettledTogether:
         """Carry out requests for different timers in one transaction.
 
         An outcome of DUE or SUPERSEDED means that nothing was changed and that it may work again soon.
         """
-        decided = await self._desk.decide_all(requests)
-        self._wake_after([each.timer for each in decided])
-        return decided
+        settled = await self._desk.decide_all(requests)
+        self._wake_after([each.timer for each in settled.decided])
+        return settled
 
     def _wake_after(self, timers: Sequence[Timer | None]) -> None:
         pending = [timer for timer in timers if timer is not None and timer.state is TimerState.SCHEDULED]

@@ -180,7 +180,7 @@ class Callbacks:
         if want.kind in (SCHEDULE, CANCEL):
             commands = [_command(story.hook, want) for story, want in zip(stories, wants, strict=True)]
             if len(commands) > 1:
-                return [each.outcome for each in await timers.carry_out_all(commands)]
+                return [each.outcome for each in (await timers.carry_out_all(commands)).decided]
             return [(await timers.carry_out(commands[0])).outcome]
         try:
             act = deliveries.retry if want.kind == RETRY else deliveries.abandon

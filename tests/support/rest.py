@@ -22,14 +22,14 @@ from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.refusals import Refusals
 from timer_service.adapters.http.rest import compact_routes, delivery_routes, dry_run_routes, v1_routes
 from timer_service.adapters.http.v1 import TimerHandlers
-from timer_service.adapters.no_broker import NoBroker
+from timer_service.adapters.no_broker import NoCommandSource
 from timer_service.adapters.webhook.preparing import HttpCallbackPreview, Preparer
 from timer_service.adapters.webhook.resolver import LookUp
 from timer_service.deliveries import Deliveries
 from timer_service.domain.admission import RateLimit
 from timer_service.domain.api_keys import ALL_SCOPES, ApiKey, Scope, digest_of
-from timer_service.domain.errors import CriticalError
-from timer_service.domain.messages import TenantId
+from timer_service.domain.errors import BusUnavailable, CriticalError
+from timer_service.domain.messages import Position, TenantId
 from timer_service.ports.callback_preview import CallbackPreview
 from timer_service.ports.health import Health, Recent
 from timer_service.targets import AddressRules, read_allowed
@@ -47,6 +47,16 @@ async def _no_keys(_: TenantId) -> list[dict[str, Any]]:
 def everywhere(_: str, port: int) -> list[Any]:
     """Find one public address for every name."""
     return [(2, 1, 6, "", ("93.184.216.34", port))]
+
+
+class _SourceAway(NoCommandSource):
+    """The commands of a broker that is away."""
+
+    async def last_position(self) -> Position:
+        raise BusUnavailable("the broker is away")
+
+    async def last_seen_position(self) -> Position:
+        return await super().last_position()
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class Site:
     has_broker: bool = True
     has_proxy: bool = False
     allow: str = ""
+    is_broker_away: bool = False
     look_up: LookUp = everywhere
     preview: CallbackPreview | None = None
     woken: list[Any] = field(default_factory=list)
@@ -86,7 +97,7 @@ class Site:
     async def open(self) -> "Site":
         for tenant, text in KEYS.items():
             await self.add_key(text, tenant, ALL_SCOPES)
-        source = NoBroker(self.store).source
+        source = _SourceAway(self.store) if self.is_broker_away else NoCommandSource(self.store)
         self.timers = Timers(
             instance="one",
             store=self.store,

@@ -14,7 +14,14 @@ from timer_service.domain.messages import Command, Position
 from timer_service.domain.timer import Outcome
 from timer_service.ports.timer_store import Decided
 from timer_service.testing import ManualClock, MemoryEventBus, MemoryTimerStore
-from timer_service.workflows.decide_timer import MAX_GROUP, PAUSE_S, TRIES, RequestDesk, Settled
+from timer_service.workflows.decide_timer import (
+    MAX_GROUP,
+    PAUSE_S,
+    TRIES,
+    RequestDesk,
+    Settled,
+    SettledTogether,
+)
 
 
 class GroupingStore(MemoryTimerStore):
@@ -256,6 +263,17 @@ async def test_while_the_broker_is_away_a_request_is_answered_if_its_way_in_need
 
     assert (settled.outcome, settled.is_ordered) == (Outcome.SCHEDULED, False)
     assert {key[1] for key in office.store.timers} == {"order-1"}
+
+
+async def test_while_the_broker_is_away_a_batch_says_so_and_an_empty_one_needs_nobody() -> None:
+    office = Office()
+    office.bus.connected = False
+
+    settled = await office.desk.decide_all([schedule("order-1", 60), schedule("order-2", 60)])
+    empty = await office.desk.decide_all([])
+
+    assert [each.outcome for each in settled.decided] == [Outcome.SCHEDULED] * 2
+    assert (settled.is_ordered, empty) == (False, SettledTogether(()))
 
 
 async def test_a_request_without_the_broker_is_newer_than_every_command_that_was_seen() -> None:

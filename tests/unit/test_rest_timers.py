@@ -333,6 +333,18 @@ async def test_a_batch_has_a_result_for_each(site: Site) -> None:
     assert len(site.store.timers) == 3
 
 
+async def test_a_batch_is_answered_while_the_broker_is_away() -> None:
+    site = await Site(is_broker_away=True).open()
+
+    async def ask(**timer: Any) -> Any:
+        return (await site.ask("POST", "/v1/timers:batch", {"timers": [timer]})).json
+
+    taken, wrong = await ask(dueAt=DUE), await ask(dueAt="tomorrow")
+
+    assert (taken["results"][0]["status"], taken["ordered"]) == (201, False)
+    assert (wrong["results"][0]["status"], "ordered" in wrong) == (400, False)
+
+
 async def test_a_batch_is_read_in_many_rounds_of_the_loop(site: Site) -> None:
     batch = [{"dueAt": DUE}] * 1_000
     rounds = 0

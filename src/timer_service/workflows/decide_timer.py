@@ -35,6 +35,15 @@ class Settled:
     """Whether it is newer than every command that the broker has; not known while the broker is away."""
 
 
+@dataclass(frozen=True, slots=True)
+class SettledTogether:
+    """What requests of one transaction did, in their order."""
+
+    decided: Sequence[Decided]
+    is_ordered: bool = True
+    """As of each of them alone."""
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     request: Command
@@ -79,18 +88,22 @@ class RequestDesk:
         unsettled = TimerFiring if outcome is Outcome.DUE else TimerOvertaken
         raise unsettled(unsettled.public)
 
-    async def decide_all(self, requests: Sequence[Command]) -> list[Decided]:
+    async def decide_all(self, requests: Sequence[Command]) -> SettledTogether:
         """Decide requests for different timers in one transaction, without waiting for any that is due.
 
         An outcome of DUE or SUPERSEDED means that nothing was changed and that it may work again soon.
         """
+        if not requests:
+            return SettledTogether(())
+        waiting = [_Waiting(request, without_broker=True) for request in requests]
         async with self._turn:
-            _, position = await self._placed([_Waiting(request, without_broker=True) for request in requests])
+            _, position = await self._placed(waiting)
             placed: list[Command] = []
             for some in in_groups(requests):
                 placed += [replace(request, position=position) for request in some]
                 await asyncio.sleep(0)
-            return await self._store.decide(placed, self._clock.now())
+            decided = await self._store.decide(placed, self._clock.now())
+        return SettledTogether(decided, is_ordered=waiting[0].is_ordered)
 
     async def _join(self, mine: _Waiting) -> Decided:
         """Wait for the group before, then work on the next one, unless somebody has done so."""

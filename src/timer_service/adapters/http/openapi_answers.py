@@ -153,7 +153,8 @@ ANSWERS: Final[Mapping[str, Schema]] = {
                     {"status": _NUMBER}, {"outcome": _TEXT, "timer": ref("Timer"), "problem": ref("Problem")}
                 )
             )
-        }
+        },
+        {"ordered": _FLAG},
     ),
     "rest.dry_run": _object(
         {
