@@ -340,6 +340,19 @@ async def test_lists_and_batches_count_by_their_timers() -> None:
     assert other.status == 200
 
 
+async def test_what_is_refused_counts_by_the_work_that_it_took() -> None:
+    site = await Site(rate=1, burst=100, max_pending=1).open()
+    batch = {"timers": [{"dueAt": DUE}] * 40}
+
+    first = await site.ask("GET", "/v1/timers")
+    wrong_query = await site.ask("GET", "/v1/timers?limit=1&limit=1")
+    too_many = await site.ask("POST", "/v1/timers:batch", batch)
+    left = [reply.headers["ratelimit"].split(";")[1] for reply in (first, wrong_query, too_many)]
+
+    assert (wrong_query.status, too_many.status, site.store.timers) == (400, 429, {})
+    assert left == ["r=99", "r=98", "r=95"]
+
+
 async def test_whoever_asks_too_often_waits_for_the_refusal_and_nobody_else_does() -> None:
     site = await Site(rate=1, burst=1, too_many_after_s=3_600).open()
     await site.ask("GET", "/v1/timers")

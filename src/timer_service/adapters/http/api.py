@@ -179,15 +179,17 @@ class ApiApp:
         headers: Mapping[str, str],
         receive: Receive,
     ) -> Answer:
-        query = _query(scope["query_string"])
         if route.scope is None:
-            return await route.handler(Request(caller, headers, query, name))
+            return await route.handler(Request(caller, headers, _query(scope["query_string"]), name))
         limits = self._admit(caller, route)
         try:
+            query = _query(scope["query_string"])
             body = await self._body(route, headers, receive) if route.media_types else b""
             async with self._turn(caller):
                 answer = await route.handler(Request(caller, headers, query, name, body))
         except Problem as problem:
+            if problem.extra_cost:
+                limits = self._charge(caller, problem.extra_cost)
             problem.headers = {**limits, **problem.headers}
             raise
         if answer.extra_cost:

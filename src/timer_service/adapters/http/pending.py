@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from timer_service.adapters.endpoints import TIMERS_PER_REQUEST
 from timer_service.adapters.http.problems import Problem
 from timer_service.domain.errors import TimerNotFound
 from timer_service.domain.messages import ScheduleTimer, TenantId
@@ -37,7 +38,10 @@ class PendingLimit:
         pending = await self._pending(tenant_id)
         if pending + len(commands) > self._most and not await self._adds_none(commands):
             detail = f"the tenant may have at most {self._most} pending timers (it has {pending})"
-            raise Problem("too-many-requests", detail, headers={"retry-after": f"{FRESH_S:.0f}"})
+            # All of a batch was read to find that out.
+            cost = len(commands) // TIMERS_PER_REQUEST
+            headers = {"retry-after": f"{FRESH_S:.0f}"}
+            raise Problem("too-many-requests", detail, headers=headers, extra_cost=cost)
         if (known := self._counts.get(tenant_id)) is not None:
             self._counts[tenant_id] = (known[0], known[1] + len(commands))
 

@@ -52,6 +52,8 @@ class Problem(Exception):
     errors: Sequence[FieldError] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
+    extra_cost: int = 0
+    """For how many more requests the work counts that it took to find out."""
 
     @property
     def status(self) -> int:
