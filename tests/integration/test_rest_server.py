@@ -1,6 +1,7 @@
 """The REST API on a real socket: who trickles in is let go, who asks is answered."""
 
 import asyncio
+import re
 import socket
 
 import pytest
@@ -11,6 +12,8 @@ from tests.support.timers import ACME
 from timer_service.adapters.http.punctual import PunctualProtocol
 from timer_service.adapters.http.rest import serving_api
 from timer_service.adapters.http.server import serving
+
+CHUNKED = "Transfer-Encoding: chunked\r\n\r\n11\r\n%s\r\n0\r\n\r\n"
 
 
 class ImpatientProtocol(PunctualProtocol):
@@ -74,6 +77,39 @@ async def test_requests_on_one_connection_are_answered_one_after_the_other() -> 
                     body = await reader.readexactly(len(b'{"timers":[]}'))
                     assert (head.startswith(b"HTTP/1.1 200"), body) == (True, b'{"timers":[]}')
             writer.close()
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 17\r\n\r\n%s", CHUNKED])
+async def test_a_request_that_offers_another_protocol_is_answered_as_any_other(framing: str) -> None:
+    site = await Site().open()
+    body = '{"delayMs":60000}'
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    head = f"Host: x\r\nX-API-Key: {KEYS[ACME]}\r\n"
+    post = f"POST /v1/timers HTTP/1.1\r\n{head}{offer}Content-Type: application/json\r\n{framing % body}"
+    get = f"GET /v1/timers HTTP/1.1\r\n{head}Connection: close\r\n\r\n"
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            answers = await until_closed(place, (post + get).encode())
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"201", b"200"]
+    assert len(site.store.timers) == 1
+
+
+async def test_a_body_that_looks_like_an_offer_ends_where_it_ends() -> None:
+    site = await Site().open()
+    body = "\nUpgrade:" * 20 + "GET /health HTTP/1.1\r\n\r\n"
+    head = f"Host: x\r\nX-API-Key: {KEYS[ACME]}\r\n"
+    post = (
+        f"POST /v1/timers HTTP/1.1\r\n{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
+    get = f"GET /v1/timers HTTP/1.1\r\n{head}Connection: close\r\n\r\n"
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            answers = await until_closed(place, f"{post}\r\n{body}{get}".encode())
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"400", b"200"]
 
 
 async def test_a_stranger_with_a_large_body_is_answered_before_it_is_read() -> None:

@@ -4,6 +4,7 @@ uvicorn takes any, forever: it counts connections only once a request has come o
 """
 
 import asyncio
+import re
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,6 +13,9 @@ HEAD_TIMEOUT_S: Final = 10.0
 """From the connection, or from the answer before, to the end of the next request's headers."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 2_048
+_OFFER: Final = re.compile(rb"\nUpgrade:", re.IGNORECASE)
+_PASSED_OVER: Final = b"\nX-Offer:"
+"""Of the same length, so that a body in which such a line stands, which is no JSON, ends where it ended."""
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
@@ -47,7 +51,9 @@ class PunctualProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unread_bytes += len(data)
-        super().data_received(data)
+        # We speak no other protocol, which is for us to say; but the parser drops the body of a request that
+        # offers one, as clients in Java do by themselves.
+        super().data_received(_OFFER.sub(_PASSED_OVER, data))
         if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The headers must be at most {MAX_HEAD_BYTES} bytes.")
 
