@@ -112,6 +112,22 @@ async def test_a_body_that_looks_like_an_offer_ends_where_it_ends() -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"400", b"200"]
 
 
+async def test_an_answer_that_nothing_has_changed_ends_with_its_head() -> None:
+    site = await Site().open()
+    created = await site.ask("PUT", "/v1/timers/order-1", {"delayMs": 60_000})
+    head = f"GET /v1/timers/order-1 HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEYS[ACME]}\r\n"
+    again = f"{head}If-None-Match: {created.headers['etag']}\r\n"
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            answers = await until_closed(place, f"{again}\r\n{again}Connection: close\r\n\r\n".encode())
+
+    # It has no length: that of the timer is not 0 (RFC 9110, 8.6).
+    assert answers.count(b"HTTP/1.1 304") == 2
+    assert b"content-length" not in answers
+    assert b"transfer-encoding" not in answers
+
+
 async def test_a_stranger_with_a_large_body_is_answered_before_it_is_read() -> None:
     site = await Site().open()
     head = (

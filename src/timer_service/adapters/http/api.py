@@ -27,6 +27,7 @@ TOO_MANY_WRONG_KEYS: Final = (
     "the key is not valid, and too many wrong ones came from here: try again after the seconds in Retry-After"
 )
 _JSON: Final = "application/json"
+_NOT_MODIFIED: Final = 304
 _TOO_MANY: Final = 429
 _CLOSING: Final = {"connection": "close"}
 
@@ -328,7 +329,8 @@ def _as_problem(problem: Problem) -> Answer:
 
 async def _respond(send: Send, answer: Answer, *, with_body: bool) -> None:
     headers = {
-        "content-length": str(len(answer.body)),
+        # Of a 304 it would be the length of what is not sent again.
+        **({} if answer.status == _NOT_MODIFIED else {"content-length": str(len(answer.body))}),
         "cache-control": "no-store",
         "x-content-type-options": "nosniff",
         **answer.headers,
