@@ -432,7 +432,7 @@ async def test_an_outcome_of_before_a_replay_changes_nothing(store: Store) -> No
     await fire(store)
     [claimed] = await store.deliveries.claim([key("order-1")], at(0))
     await store.deliveries.abandon(key("order-1"), at(1))
-    await store.deliveries.replay(DeliveryQuery(ACME), at(2))
+    await store.deliveries.replay([await delivery(store)], at(2))
     replayed = await delivery(store)
 
     assert await store.deliveries.finish([outcome(claimed, FAIL, 3)]) == 0

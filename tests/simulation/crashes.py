@@ -607,7 +607,6 @@ NEVER_WAITS = {
     ("adapters/sqlite/deliveries.py", "self._questions.ask("): "the same",
     ("adapters/sqlite/deliveries.py", "execute(ABANDON"): "the same",
     ("adapters/sqlite/deliveries.py", "execute(REPLAY"): "the same",
-    ("adapters/sqlite/deliveries.py", "execute_fetchall(LIST"): "the same",
     ("adapters/sqlite/deliveries.py", "self.get([key])"): "the same",
     (
         "adapters/sqlite/deliveries.py",

@@ -477,10 +477,10 @@ PLANTED: dict[str, Callable[[], Change]] = {
         delivery.Delivery, "has_expired", lambda *_: False
     ),
     "an outcome that comes late counts for what was abandoned": lambda: sql(
-        "FINISH", "state = 'Waiting'", "state <> ''", deliveries
+        "FINISH", "state = 'Waiting' AND next_attempt_at = ended.value ->> 4", "state <> ''", deliveries
     ),
     "whatever a receiver leaves open is waited for by all": lambda: rewritten(
-        deliver.Delivering, "__init__", ("Lanes[TimerKey](slots)", "Lanes[TimerKey](1)")
+        deliver.Delivering, "__init__", ("Lanes[TimerKey](slots, ", "Lanes[TimerKey](1, ")
     ),
     "two requests for one timer share a transaction": lambda: rewritten(
         decide_timer.RequestDesk,

@@ -11,6 +11,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.timers import ACME, at, call, schedule
 from timer_client.subjects import Subjects
 from timer_service.adapters.retrying import RetryingStore
+from timer_service.domain.lanes import MAX_QUEUED
 from timer_service.domain.messages import Command
 from timer_service.domain.timer import TimerState
 from timer_service.observability.metrics import Metrics
@@ -45,6 +46,7 @@ class Rig:
         sender: ScriptedSender | None = None,
         gives_way_s: float = 0.005,
         spares_receivers: bool = True,
+        max_queued: int = MAX_QUEUED,
     ) -> None:
         self.clock = ManualClock()
         self.store = store or FragileStore()
@@ -64,6 +66,7 @@ class Rig:
             sender=sender,
             gives_way_s=gives_way_s,
             spares_receivers=spares_receivers,
+            max_queued=max_queued,
             elapsed_s=lambda: self.clock.elapsed_s,
         )
         self.service = Service(

@@ -17,14 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from timer_service.domain.callback import Callback, RetryPolicy
-from timer_service.domain.messages import (
-    CorrelationId,
-    DueTimeReached,
-    Keyed,
-    ServiceCallId,
-    TenantId,
-    Trace,
-)
+from timer_service.domain.messages import CorrelationId, DueTimeReached, Keyed, ServiceCallId, TenantId, Trace
 from timer_service.domain.values import value
 
 MAX_JITTER: Final = 0.25
@@ -270,11 +263,9 @@ def is_postponed(result: CallResult) -> bool:
 
 def says_nothing(result: CallResult) -> bool:
     """Return whether no request was sent, so that nothing is known about the receiver."""
-    return (
-        isinstance(result, Blocked)
-        or is_postponed(result)
-        or (isinstance(result, Unreachable) and result.trouble is Trouble.SECRET)
-    )
+    if isinstance(result, Unreachable):
+        return result.trouble in {Trouble.SECRET, Trouble.STORE}
+    return isinstance(result, Blocked)
 
 
 def is_unwell(result: CallResult) -> bool:

@@ -56,10 +56,68 @@ class _Tenant:
     lanes: int = 0
 
 
+class Room(Generic[K]):
+    """The places in memory: which attempt goes where, and whether its tenant may have more."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._lane_of: dict[K, Lane] = {}
+        self._held: Counter[TenantId] = Counter()
+        """How many of these each tenant has."""
+        self._left_out: set[TenantId] = set()
+        """Tenants of which not everything was taken in, because they had too many."""
+
+    def __contains__(self, key: K) -> bool:
+        """Return whether an attempt waits, is under way, or has an outcome that is not kept yet."""
+        return key in self._lane_of
+
+    def __len__(self) -> int:
+        return len(self._lane_of)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more attempts are taken in for now."""
+        return len(self) >= self._places
+
+    def lane_of(self, key: K) -> Lane:
+        """Return where an attempt goes."""
+        return self._lane_of[key]
+
+    def has_place_for(self, tenant_id: TenantId) -> bool:
+        """Return whether one more attempt of a tenant is taken in."""
+        return self._held[tenant_id] < self._places - len(self)
+
+    def leave_out(self, tenant_id: TenantId) -> None:
+        """Note that a tenant has more, for which there is no place."""
+        self._left_out.add(tenant_id)
+
+    def take_in(self, key: K, lane: Lane) -> None:
+        """Give an attempt a place."""
+        self._lane_of[key] = lane
+        self._held[lane[0]] += 1
+
+    def let_go(self, key: K) -> Lane:
+        """Take the place of an attempt back; return where it went."""
+        lane = self._lane_of.pop(key)
+        self._held[lane[0]] -= 1
+        if not self._held[lane[0]]:
+            del self._held[lane[0]]
+        return lane
+
+    def wants_more(self) -> bool:
+        """Return, once, whether there are places again for tenants of which something was left out."""
+        # Room for many: what is taken in then lies behind all that is here already.
+        free = self._places - len(self)
+        again = {tenant for tenant in self._left_out if self._held[tenant] < free // 4}
+        self._left_out -= again
+        return bool(again)
+
+
 class Lanes(Generic[K]):
     """Attempts that wait and those under way; all times are seconds of a clock that never leaps."""
 
-    def __init__(self, slots: int = MAX_SLOTS) -> None:
+    def __init__(self, slots: int = MAX_SLOTS, places: int = MAX_QUEUED) -> None:
+        self.room = Room[K](places)
         self._slots = slots
         self._under_way = 0
         self._queues: dict[Lane, _Queue[K]] = {}
@@ -68,11 +126,6 @@ class Lanes(Generic[K]):
         """Tenants that may send, least used first; an entry may be outdated."""
         self._pauses: list[tuple[float, int, Lane]] = []
         """Lanes that may send again, by the time from which they may."""
-        self._lane_of: dict[K, Lane] = {}
-        self._held: Counter[TenantId] = Counter()
-        """How many of these each tenant has."""
-        self._left_out: set[TenantId] = set()
-        """Tenants of which not everything was taken in, because they had too many."""
         self._taken: dict[K, tuple[float, float]] = {}
         """When each attempt began, and what its tenant was charged for it."""
         self._with_more: dict[Lane, None] = {}
@@ -86,11 +139,6 @@ class Lanes(Generic[K]):
         return self._under_way
 
     @property
-    def is_full(self) -> bool:
-        """Whether no more attempts are taken in for now."""
-        return len(self._lane_of) >= MAX_QUEUED
-
-    @property
     def open_breakers(self) -> int:
         """How many receivers count as gone."""
         paces = [*(queue.pace for queue in self._queues.values()), *self._paces.values()]
@@ -101,20 +149,12 @@ class Lanes(Generic[K]):
         queue = self._queues.get(lane)
         return (self._paces.get(lane, NEW_RECEIVER) if queue is None else queue.pace).open_until_s
 
-    def knows(self, key: K) -> bool:
-        """Return whether an attempt waits, is under way, or has an outcome that is not kept yet."""
-        return key in self._lane_of
-
-    def lane_of(self, key: K) -> Lane:
-        """Return where an attempt goes."""
-        return self._lane_of[key]
-
     def offer(self, key: K, lane: Lane, now_s: float) -> None:
         """Let an attempt wait for its turn; of a lane or a tenant with many only the first are taken in."""
-        if key in self._lane_of:
+        if key in self.room:
             return
-        if not self._has_room_for(lane[0]):
-            self._left_out.add(lane[0])
+        if not self.room.has_place_for(lane[0]):
+            self.room.leave_out(lane[0])
             return
         queue = self._queues.get(lane)
         if queue is None:
@@ -125,8 +165,7 @@ class Lanes(Generic[K]):
             self._with_more[lane] = None
             return
         queue.waiting.append(key)
-        self._lane_of[key] = lane
-        self._held[lane[0]] += 1
+        self.room.take_in(key, lane)
         self._make_ready(lane, queue, now_s)
 
     def take(self, now_s: float) -> list[K]:
@@ -158,7 +197,7 @@ class Lanes(Generic[K]):
 
         Without a result there was no request.
         """
-        lane = self._lane_of[key]
+        lane = self.room.lane_of(key)
         queue, tenant = self._queues[lane], self._tenants[lane[0]]
         began_s, charged_s = self._taken.pop(key)
         self._under_way -= 1
@@ -175,7 +214,7 @@ class Lanes(Generic[K]):
 
     def forget(self, key: K) -> None:
         """Forget an attempt that is done."""
-        lane = self._let_go(key)
+        lane = self.room.let_go(key)
         queue = self._queues.get(lane)
         if queue is not None and not queue.waiting and not queue.under_way and not queue.has_more:
             self._drop(lane, queue)
@@ -184,7 +223,7 @@ class Lanes(Generic[K]):
         """Forget what waits in a lane because it is outdated; the store has the truth."""
         if (queue := self._queues.get(lane)) is not None:
             for key in queue.waiting:
-                self._let_go(key)
+                self.room.let_go(key)
             queue.waiting.clear()
             self._tenants[lane[0]].ready.pop(lane, None)
             queue.has_more = True
@@ -199,15 +238,8 @@ class Lanes(Generic[K]):
         return [
             lane
             for lane in self._with_more
-            if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4 and self._has_room_for(lane[0])
+            if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4 and self.room.has_place_for(lane[0])
         ]
-
-    def wants_more(self) -> bool:
-        """Return, once, whether there is room again for tenants of which something was left out."""
-        # Room for many: what is taken in then lies behind all that is here already.
-        again = {tenant for tenant in self._left_out if self._held[tenant] < self._free // 4}
-        self._left_out -= again
-        return bool(again)
 
     def has_no_more(self, lane: Lane) -> None:
         """Record that everything of a lane is in memory."""
@@ -217,20 +249,6 @@ class Lanes(Generic[K]):
             queue.has_more = False
             if not queue.waiting and not queue.under_way:
                 self._drop(lane, queue)
-
-    @property
-    def _free(self) -> int:
-        return MAX_QUEUED - len(self._lane_of)
-
-    def _has_room_for(self, tenant_id: TenantId) -> bool:
-        return self._held[tenant_id] < self._free
-
-    def _let_go(self, key: K) -> Lane:
-        lane = self._lane_of.pop(key)
-        self._held[lane[0]] -= 1
-        if not self._held[lane[0]]:
-            del self._held[lane[0]]
-        return lane
 
     def _end_pauses(self, now_s: float) -> None:
         while self._pauses and self._pauses[0][0] <= now_s:

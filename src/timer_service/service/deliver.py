@@ -67,7 +67,7 @@ class Delivering:
         self._work_log = around.work_log
         self._in_turns = around.in_turns
         self._spares_receivers = around.spares_receivers
-        self._waiting = WaitingList(store, Lanes[TimerKey](slots))
+        self._waiting = WaitingList(store, Lanes[TimerKey](slots, around.max_queued))
         self._backoff = Backoff(around.chance)
         self._keep_backoff = Backoff(around.chance)
         self._stop_grace_s = stop_grace_s

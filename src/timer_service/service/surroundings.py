@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from timer_service.domain.lanes import MAX_QUEUED
 from timer_service.observability.metrics import Metrics
 from timer_service.observability.work_log import WorkLog
 from timer_service.ports.callback_sender import CallbackSender
@@ -32,6 +33,8 @@ class Surroundings:
     """Without these two no timer fires over HTTP."""
     spares_receivers: bool = True
     """Whether a receiver that fails is given a rest."""
+    max_queued: int = MAX_QUEUED
+    """Attempts of callbacks in memory."""
     work_log: WorkLog = field(default_factory=WorkLog)
     questions: OpenQuestions = field(default_factory=OpenQuestions)
     elapsed_s: Callable[[], float] = time.monotonic

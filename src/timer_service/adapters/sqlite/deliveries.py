@@ -115,9 +115,8 @@ SET {", ".join(f"{name} = ended.value ->> {n}" for n, name in enumerate(columns.
 FROM json_each(?) AS ended
 WHERE callback_deliveries.tenant_id = ended.value ->> 0
   AND callback_deliveries.service_call_id = ended.value ->> 1
-  AND +callback_deliveries.state = 'Waiting'
+  AND +callback_deliveries.state = 'Waiting' AND next_attempt_at = ended.value ->> 4
   AND attempts = ended.value ->> 2 AND series_from = ended.value ->> 3
-  AND next_attempt_at = ended.value ->> 4
 """  # noqa: S608
 
 # Failed attempts that counted.
