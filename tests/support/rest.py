@@ -160,7 +160,7 @@ class Site:
         chunks: Iterable[bytes] | None = None,
         **headers: Any,
     ) -> Reply:
-        """Send a request; header names are given with _ for -."""
+        """Send a request; header names are given with _ for -, a list of values has as many lines."""
         sent = {name.replace("_", "-").lower(): value for name, value in headers.items()}
         if tenant is not None:
             sent.setdefault("x-api-key", KEYS[TenantId(tenant)])
@@ -170,7 +170,7 @@ class Site:
         return await call(self.app, method, path, sent, [raw] if chunks is None else chunks)
 
 
-async def call(app: Any, method: str, path: str, headers: dict[str, str], chunks: Iterable[bytes]) -> Reply:
+async def call(app: Any, method: str, path: str, headers: dict[str, Any], chunks: Iterable[bytes]) -> Reply:
     """Send one request to an application."""
     raw_path, _, query = path.partition("?")
     parts = list(chunks) or [b""]
@@ -192,7 +192,11 @@ async def call(app: Any, method: str, path: str, headers: dict[str, str], chunks
         "path": raw_path,
         "raw_path": raw_path.encode(),
         "query_string": query.encode(),
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+        "headers": [
+            (name.encode(), line.encode("latin-1"))
+            for name, value in headers.items()
+            for line in ([value] if isinstance(value, str) else value)
+        ],
     }
     await app(scope, receive, send)
     start, *rest = sent

@@ -756,7 +756,7 @@ async def test_a_replay_during_a_look_is_looked_for_at_once() -> None:
     behind = waiting.is_behind
     await waiting.look(at(0), 0.0)
 
-    assert (behind, key in lanes.room, waiting.is_behind) == (True, True, False)
+    assert (behind, key in lanes.seats, waiting.is_behind) == (True, True, False)
 
 
 async def test_a_look_that_fails_is_made_again() -> None:

@@ -191,7 +191,7 @@ def test_what_was_not_sent_costs_nothing() -> None:
     lanes.done(1, None, 5.0)
     lanes.forget(1)
 
-    assert (lanes.under_way, 1 in lanes.room) == (0, False)
+    assert (lanes.under_way, 1 in lanes.seats) == (0, False)
     lanes.offer(1, lane("acme"), 6.0)
     assert lanes.take(6.0) == [1]
 
@@ -205,7 +205,7 @@ def test_what_waits_in_an_outdated_lane_is_asked_for_again() -> None:
     lanes.outdate(lane("acme"))
 
     assert lanes.hungry() == [lane("acme")]
-    assert [n for n in range(10) if n in lanes.room] == taken
+    assert [n for n in range(10) if n in lanes.seats] == taken
     for key in taken:
         lanes.done(key, OK, 0.1)
         lanes.forget(key)
@@ -258,16 +258,16 @@ def test_no_more_are_taken_in_than_a_bound_until_the_outcome_of_one_is_kept() ->
     lanes = Lanes[int](slots=1)
     for n in range(MAX_QUEUED - 1):
         lanes.offer(n, lane(f"tenant-{n}"), 0.0)
-    with_room_for_one = lanes.room.is_full
+    with_room_for_one = lanes.seats.is_full
 
     lanes.offer(MAX_QUEUED, lane("last"), 0.0)
-    at_the_bound = lanes.room.is_full
+    at_the_bound = lanes.seats.is_full
     [key] = lanes.take(1.0)
     lanes.done(key, OK, 2.0)
-    before_it_is_kept = lanes.room.is_full
+    before_it_is_kept = lanes.seats.is_full
     lanes.forget(key)
 
-    assert (with_room_for_one, at_the_bound, before_it_is_kept, lanes.room.is_full) == (
+    assert (with_room_for_one, at_the_bound, before_it_is_kept, lanes.seats.is_full) == (
         False,
         True,
         True,
@@ -282,7 +282,7 @@ def test_no_tenant_holds_more_places_in_memory_than_are_free() -> None:
 
     lanes.offer(MAX_QUEUED, lane("acme"), 0.0)
 
-    assert [n in lanes.room for n in (0, MAX_QUEUED // 2 - 1, MAX_QUEUED // 2, MAX_QUEUED)] == [
+    assert [n in lanes.seats for n in (0, MAX_QUEUED // 2 - 1, MAX_QUEUED // 2, MAX_QUEUED)] == [
         True,
         True,
         False,
@@ -294,13 +294,13 @@ def test_a_tenant_that_was_left_out_is_asked_for_once_there_is_room_for_many_of_
     lanes = Lanes[int](slots=MAX_QUEUED)
     for n in range(MAX_QUEUED):
         lanes.offer(n, lane("greedy", f"https://{n}.example"), 0.0)
-    wanted = [lanes.room.wants_more()]
+    wanted = [lanes.seats.wants_more()]
 
     while keys := lanes.take(0.0):
         for key in keys:
             lanes.done(key, OK, 0.0)
             lanes.forget(key)
-        wanted.append(lanes.room.wants_more())
+        wanted.append(lanes.seats.wants_more())
 
     assert (wanted[0], sum(wanted)) == (False, 1)
 
@@ -329,8 +329,8 @@ def test_nothing_is_left_in_memory_of_what_is_over() -> None:
             done += 1
 
     assert done == count
-    assert (lanes._queues, lanes._tenants, len(lanes.room), lanes._taken) == ({}, {}, 0, {})
-    assert not lanes.room._held
+    assert (lanes._queues, lanes._tenants, len(lanes.seats), lanes._taken) == ({}, {}, 0, {})
+    assert not lanes.seats._held
     assert len(lanes._paces) == MAX_REMEMBERED
 
 
@@ -341,7 +341,7 @@ def test_nothing_is_left_in_memory_of_a_lane_that_turned_out_to_have_no_more() -
 
     lanes.has_no_more(lane("acme"))
 
-    assert (lanes._queues, lanes._tenants, len(lanes.room), lanes._with_more) == ({}, {}, 0, {})
+    assert (lanes._queues, lanes._tenants, len(lanes.seats), lanes._with_more) == ({}, {}, 0, {})
 
 
 def test_a_tenant_gets_in_line_once_for_each_of_its_turns() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.rest import Site
+from tests.support.rest import KEYS, Site
 from tests.support.timers import ACME, GLOBEX, at, call
 from timer_client.wire import format_time
 from timer_service.adapters.http.v1 import READ_AT_ONCE
@@ -235,6 +235,24 @@ async def test_a_stale_etag_changes_nothing(site: Site) -> None:
     assert [reply.status for reply in refused] == [412] * 4
     shown = await site.ask("GET", "/v1/timers/order-1")
     assert (moved.status, shown.headers["etag"]) == (200, moved.headers["etag"])
+
+
+async def test_a_header_of_several_lines_is_one_list(site: Site) -> None:
+    first = await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE})
+    body, lines = {"dueAt": DUE}, ["a", "b"]
+
+    moved = await site.ask(
+        "PUT", "/v1/timers/order-1", {"dueAt": LATER}, if_match=[first.headers["etag"], '"x"']
+    )
+    created = [
+        await site.ask("POST", "/v1/timers", body, idempotency_key=lines),
+        await site.ask("POST", "/v1/timers", body, idempotency_key="b"),
+        await site.ask("POST", "/v1/timers", body, idempotency_key=lines),
+    ]
+    two_keys = await site.ask("GET", "/v1/timers", x_api_key=["wrong", KEYS[ACME]])
+
+    assert (moved.status, two_keys.status) == (200, 401)
+    assert [reply.status for reply in created] == [201, 201, 200]
 
 
 async def test_of_many_who_saw_the_same_version_one_changes_it(site: Site) -> None:

@@ -2,7 +2,7 @@
 
 A tenant's turns are counted in seconds of slots, not in requests: a receiver that hangs uses up the share of
 its own tenant. No tenant holds more slots than are free, so that there is always one for a newcomer; the same
-goes for the places in memory.
+goes for the seats in memory.
 """
 
 from collections import Counter, OrderedDict
@@ -56,11 +56,11 @@ class _Tenant:
     lanes: int = 0
 
 
-class Room(Generic[K]):
-    """The places in memory: which attempt goes where, and whether its tenant may have more."""
+class Seats(Generic[K]):
+    """Seats in memory: which attempt goes where, and whether its tenant may have more."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, seats: int) -> None:
+        self._seats = seats
         self._lane_of: dict[K, Lane] = {}
         self._held: Counter[TenantId] = Counter()
         """How many of these each tenant has."""
@@ -77,27 +77,27 @@ class Room(Generic[K]):
     @property
     def is_full(self) -> bool:
         """Whether no more attempts are taken in for now."""
-        return len(self) >= self._places
+        return len(self) >= self._seats
 
     def lane_of(self, key: K) -> Lane:
         """Return where an attempt goes."""
         return self._lane_of[key]
 
-    def has_place_for(self, tenant_id: TenantId) -> bool:
+    def has_seat_for(self, tenant_id: TenantId) -> bool:
         """Return whether one more attempt of a tenant is taken in."""
-        return self._held[tenant_id] < self._places - len(self)
+        return self._held[tenant_id] < self._seats - len(self)
 
     def leave_out(self, tenant_id: TenantId) -> None:
-        """Note that a tenant has more, for which there is no place."""
+        """Note that a tenant has more, for which there is no seat."""
         self._left_out.add(tenant_id)
 
     def take_in(self, key: K, lane: Lane) -> None:
-        """Give an attempt a place."""
+        """Give an attempt a seat."""
         self._lane_of[key] = lane
         self._held[lane[0]] += 1
 
     def let_go(self, key: K) -> Lane:
-        """Take the place of an attempt back; return where it went."""
+        """Take the seat of an attempt back; return where it went."""
         lane = self._lane_of.pop(key)
         self._held[lane[0]] -= 1
         if not self._held[lane[0]]:
@@ -105,9 +105,9 @@ class Room(Generic[K]):
         return lane
 
     def wants_more(self) -> bool:
-        """Return, once, whether there are places again for tenants of which something was left out."""
+        """Return, once, whether there are seats again for tenants of which something was left out."""
         # Room for many: what is taken in then lies behind all that is here already.
-        free = self._places - len(self)
+        free = self._seats - len(self)
         again = {tenant for tenant in self._left_out if self._held[tenant] < free // 4}
         self._left_out -= again
         return bool(again)
@@ -116,8 +116,8 @@ class Room(Generic[K]):
 class Lanes(Generic[K]):
     """Attempts that wait and those under way; all times are seconds of a clock that never leaps."""
 
-    def __init__(self, slots: int = MAX_SLOTS, places: int = MAX_QUEUED) -> None:
-        self.room = Room[K](places)
+    def __init__(self, slots: int = MAX_SLOTS, seats: int = MAX_QUEUED) -> None:
+        self.seats = Seats[K](seats)
         self._slots = slots
         self._under_way = 0
         self._queues: dict[Lane, _Queue[K]] = {}
@@ -151,10 +151,10 @@ class Lanes(Generic[K]):
 
     def offer(self, key: K, lane: Lane, now_s: float) -> None:
         """Let an attempt wait for its turn; of a lane or a tenant with many only the first are taken in."""
-        if key in self.room:
+        if key in self.seats:
             return
-        if not self.room.has_place_for(lane[0]):
-            self.room.leave_out(lane[0])
+        if not self.seats.has_seat_for(lane[0]):
+            self.seats.leave_out(lane[0])
             return
         queue = self._queues.get(lane)
         if queue is None:
@@ -165,7 +165,7 @@ class Lanes(Generic[K]):
             self._with_more[lane] = None
             return
         queue.waiting.append(key)
-        self.room.take_in(key, lane)
+        self.seats.take_in(key, lane)
         self._make_ready(lane, queue, now_s)
 
     def take(self, now_s: float) -> list[K]:
@@ -197,7 +197,7 @@ class Lanes(Generic[K]):
 
         Without a result there was no request.
         """
-        lane = self.room.lane_of(key)
+        lane = self.seats.lane_of(key)
         queue, tenant = self._queues[lane], self._tenants[lane[0]]
         began_s, charged_s = self._taken.pop(key)
         self._under_way -= 1
@@ -214,7 +214,7 @@ class Lanes(Generic[K]):
 
     def forget(self, key: K) -> None:
         """Forget an attempt that is done."""
-        lane = self.room.let_go(key)
+        lane = self.seats.let_go(key)
         queue = self._queues.get(lane)
         if queue is not None and not queue.waiting and not queue.under_way and not queue.has_more:
             self._drop(lane, queue)
@@ -223,7 +223,7 @@ class Lanes(Generic[K]):
         """Forget what waits in a lane because it is outdated; the store has the truth."""
         if (queue := self._queues.get(lane)) is not None:
             for key in queue.waiting:
-                self.room.let_go(key)
+                self.seats.let_go(key)
             queue.waiting.clear()
             self._tenants[lane[0]].ready.pop(lane, None)
             queue.has_more = True
@@ -238,7 +238,7 @@ class Lanes(Generic[K]):
         return [
             lane
             for lane in self._with_more
-            if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4 and self.room.has_place_for(lane[0])
+            if len(self._queues[lane].waiting) < MAX_LANE_QUEUE // 4 and self.seats.has_seat_for(lane[0])
         ]
 
     def has_no_more(self, lane: Lane) -> None:

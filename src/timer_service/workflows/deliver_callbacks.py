@@ -57,7 +57,7 @@ class WaitingList:
     @property
     def is_behind(self) -> bool:
         """Whether to look again at once: more may begin than was taken in."""
-        return bool(self._fresh) or (not self._seen_all and not self.lanes.room.is_full)
+        return bool(self._fresh) or (not self._seen_all and not self.lanes.seats.is_full)
 
     def look_again(self, since: datetime | None = None) -> None:
         """Let the next look begin again, or at attempts from a moment on: something was added there."""
@@ -85,9 +85,9 @@ class WaitingList:
         """Take in what is fresh, one page of what may begin, and more of the lanes that have run low."""
         await self._take_in_fresh(now, now_s)
         await self._refill(now, now_s)
-        if self._seen_all and self.lanes.room.wants_more():
+        if self._seen_all and self.lanes.seats.wants_more():
             self.look_again()
-        if self._seen_all or self.lanes.room.is_full:
+        if self._seen_all or self.lanes.seats.is_full:
             return
         # From here on: what is added while the store answers, which may not be in the answer, is said again.
         self._seen_all, self.next_attempt_at = True, None
@@ -114,7 +114,7 @@ class WaitingList:
 
     async def look_at_known(self, now: datetime, now_s: float) -> bool:
         """Take in what was missed in one page of all that waits; return whether that was the last for now."""
-        if self.lanes.room.is_full:
+        if self.lanes.seats.is_full:
             return True
         limit = MAX_FOUND if self._store.is_shared else MAX_FOUND_AGAIN
         page = await self._store.due(now, limit, after=self._seen_again)
@@ -127,7 +127,7 @@ class WaitingList:
     async def _take_in_fresh(self, now: datetime, now_s: float) -> None:
         if taken := self._fresh[:MAX_FOUND]:
             fresh = {event.key: event.at for event in taken}
-            found = () if self.lanes.room.is_full else await self._store.due_among(list(fresh), now)
+            found = () if self.lanes.seats.is_full else await self._store.due_among(list(fresh), now)
             del self._fresh[: len(taken)]  # More may have come meanwhile.
             for each in found:
                 self.lanes.offer(each.key, each.lane, now_s)
@@ -152,7 +152,7 @@ class WaitingList:
         """Forget what is not ours; if nothing of a lane is, doubt everything of it that waits here."""
         lost, held = set[Lane](), set[Lane]()
         for key in keys:
-            (held if key in ours else lost).add(self.lanes.room.lane_of(key))
+            (held if key in ours else lost).add(self.lanes.seats.lane_of(key))
             if key not in ours:
                 self.lanes.done(key, None, now_s)
                 self.lanes.forget(key)

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote_to_bytes
 
 import structlog
 
 from timer_service.adapters.endpoints import FULL_RETRY_S, UNEXPECTED, error_of, too_many
+from timer_service.adapters.http import head
 from timer_service.adapters.http.auth import Caller, Doorkeeper, TooManyTries
-from timer_service.adapters.http.problems import Problem, invalid, invalid_parameter
+from timer_service.adapters.http.problems import Problem
 from timer_service.adapters.http.refusals import Refusals
 from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
 from timer_service.domain.api_keys import Scope
@@ -117,7 +117,7 @@ class ApiApp:
         if scope["type"] != "http":
             return
         started = time.perf_counter()
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = head.headers_of(scope["headers"])
         route: Route | None = None
         caller = _NOBODY
         try:
@@ -142,7 +142,7 @@ class ApiApp:
         if path not in self.routes:
             place = next((n for n, each in enumerate(segments) if each == "timers"), len(segments)) + 1
             if place < len(segments):
-                name = _decoded(segments[place])
+                name = head.decoded(segments[place])
                 path = "/".join([*segments[:place], "{id}", *segments[place + 1 :]])
         methods = self.routes.get(path)
         if methods is None or (path.count("{id}") and not name):
@@ -181,10 +181,10 @@ class ApiApp:
         receive: Receive,
     ) -> Answer:
         if route.scope is None:
-            return await route.handler(Request(caller, headers, _query(scope["query_string"]), name))
+            return await route.handler(Request(caller, headers, head.query_of(scope["query_string"]), name))
         limits = self._admit(caller, route)
         try:
-            query = _query(scope["query_string"])
+            query = head.query_of(scope["query_string"])
             body = await self._body(route, headers, receive) if route.media_types else b""
             async with self._turn(caller):
                 answer = await route.handler(Request(caller, headers, query, name, body))
@@ -277,28 +277,6 @@ class ApiApp:
 
 
 _NOBODY: Final = Caller(TenantId(""), frozenset())
-
-
-def _query(text: bytes) -> dict[str, str]:
-    if len(text) > MAX_QUERY_BYTES:
-        raise Problem("bad-request", f"the query must be at most {MAX_QUERY_BYTES} bytes")
-    try:
-        pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict")
-    except ValueError as error:
-        raise invalid("the query must be UTF-8, percent-encoded") from error
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name in found:
-            raise invalid_parameter(name, "must be given only once")
-        found[name] = value
-    return found
-
-
-def _decoded(segment: str) -> str:
-    try:
-        return unquote_to_bytes(segment).decode()
-    except UnicodeDecodeError as error:
-        raise Problem("not-found", "there is nothing at this path") from error
 
 
 def _problem_of(error: Exception, route: Route | None) -> Problem:

@@ -14,6 +14,7 @@ from timer_service.domain.timer import Timer
 MAX_KEY_CHARS: Final = 255
 ANY: Final = "*"
 _ETAGS: Final = re.compile(r'\s*(?:W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
+"""A proxy that compresses an answer makes its tag a weak one; ours stand for the timer and not for bytes."""
 _SHORT: Final = 16
 """Digits of a hash where two that are equal by chance would harm nobody but the caller."""
 _KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
