@@ -1,6 +1,7 @@
 """The REST API on a real socket: who trickles in is let go, who asks is answered."""
 
 import asyncio
+import json
 import re
 import socket
 
@@ -126,6 +127,35 @@ async def test_an_answer_that_nothing_has_changed_ends_with_its_head() -> None:
     assert answers.count(b"HTTP/1.1 304") == 2
     assert b"content-length" not in answers
     assert b"transfer-encoding" not in answers
+
+
+@pytest.mark.parametrize(
+    ("key", "content_type", "size", "status"),
+    [
+        (KEYS[ACME], "application/json", 6_000_000, 413),
+        (KEYS[ACME], "text/plain", 6_000_000, 415),
+        ("wrong", "application/json", 6_000_000, 401),
+    ],
+)
+async def test_a_client_that_reads_once_it_has_sent_everything_gets_its_refusal(
+    key: str, content_type: str, size: int, status: int
+) -> None:
+    site = await Site().open()
+    head = f"POST /v1/timers HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nContent-Type: {content_type}\r\n"
+    request = f"{head}Content-Length: {size}\r\n\r\n".encode() + bytes(size)
+
+    def send_then_read(address: tuple[str, int]) -> bytes:
+        with socket.create_connection(address, PATIENCE_S) as link:
+            link.sendall(request)
+            return b"".join(iter(lambda: link.recv(65_536), b""))
+
+    with listener() as place:
+        async with serving_api(site.app, place):
+            answer = await asyncio.to_thread(send_then_read, place.getsockname())
+
+    told, _, body = answer.partition(b"\r\n\r\n")
+    assert (int(told.split()[1]), json.loads(body)["status"]) == (status, status)
+    assert b"connection: close" in told
 
 
 async def test_a_stranger_with_a_large_body_is_answered_before_it_is_read() -> None:

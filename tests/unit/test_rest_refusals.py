@@ -323,6 +323,29 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_again() -> None
     assert replies[2].headers["ratelimit"] == '"default";r=0;t=1'
 
 
+async def test_every_answer_to_a_known_tenant_says_what_is_left() -> None:
+    site = await Site(rate=1, burst=9).open()
+    busy = await Site(rate=1, burst=9, store=FailingStore(StoreBusy("locked"))).open()
+
+    replies = [
+        await site.ask("GET", "/v1/timers/nobody"),
+        await site.ask("DELETE", "/timers/nobody"),
+        await busy.ask("GET", "/v1/timers/order-1"),
+    ]
+
+    assert [reply.status for reply in replies] == [404, 404, 503]
+    assert all({"ratelimit", "ratelimit-policy"} <= reply.headers.keys() for reply in replies)
+
+
+async def test_a_long_name_is_not_told_at_length(site: Site) -> None:
+    unknown = "x" * 50_000
+    pair = {"first": await site.ask("POST", "/v1/timers", {"dueAt": DUE, unknown: 1})}
+    pair["second"] = await site.ask("GET", f"/v1/timers?{unknown[:30_000]}=1")
+
+    assert [reply.status for reply in pair.values()] == [400, 400]
+    assert max(len(reply.body) for reply in pair.values()) < 2_000
+
+
 async def test_lists_and_batches_count_by_their_timers() -> None:
     site = await Site(rate=1, burst=7).open()
     timers = [{"serviceCallId": f"order-{n}", "delayMs": 60_000} for n in range(40)]

@@ -12,6 +12,7 @@ import structlog
 from timer_service.adapters.endpoints import FULL_RETRY_S, UNEXPECTED, error_of, too_many
 from timer_service.adapters.http import head
 from timer_service.adapters.http.auth import Caller, Doorkeeper, TooManyTries
+from timer_service.adapters.http.incoming import Incoming, Receive
 from timer_service.adapters.http.problems import Problem
 from timer_service.adapters.http.refusals import Refusals
 from timer_service.domain.admission import RateLimit, Room, TurnLimits, Turns
@@ -22,7 +23,6 @@ from timer_service.domain.messages import TenantId
 MAX_BODY_BYTES: Final = 128 * 1024
 RECEIVE_TIMEOUT_S: Final = 10.0
 """From the head of a request to the last byte of its body."""
-MAX_QUERY_BYTES: Final = 8_192
 TOO_MANY_WRONG_KEYS: Final = (
     "the key is not valid, and too many wrong ones came from here: try again after the seconds in Retry-After"
 )
@@ -32,7 +32,6 @@ _TOO_MANY: Final = 429
 _CLOSING: Final = {"connection": "close"}
 
 Scope_ = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 log = structlog.get_logger(__name__)
@@ -118,6 +117,7 @@ class ApiApp:
             return
         started = time.perf_counter()
         headers = head.headers_of(scope["headers"])
+        incoming = Incoming(receive, is_sent="expect" not in headers)
         route: Route | None = None
         caller = _NOBODY
         try:
@@ -125,7 +125,7 @@ class ApiApp:
             if route.scope is not None:
                 # First of all: of a stranger nothing is read and nothing is told.
                 caller = await self._caller(route.scope, scope, headers)
-            answer = await self._answer(route, name, caller, scope, headers, receive)
+            answer = await self._answer(route, name, caller, scope, headers, incoming)
         except Exception as error:
             problem = error if isinstance(error, Problem) else _problem_of(error, route)
             answer = (route.failed if route is not None and route.failed else _as_problem)(problem)
@@ -133,7 +133,7 @@ class ApiApp:
         if answer.status == _TOO_MANY:
             with self._refusals.held_back(caller.tenant_id, asyncio.get_running_loop().time()) as pause_s:
                 await asyncio.sleep(pause_s)
-        await _respond(send, answer, with_body=scope["method"] != "HEAD")
+        await _respond(send, answer, incoming, with_body=scope["method"] != "HEAD")
 
     def _route(self, scope: Scope_) -> tuple[Route, str]:
         """Find the route of a path; ids may hold anything, so they are decoded after the path is split."""
@@ -178,21 +178,22 @@ class ApiApp:
         caller: Caller,
         scope: Scope_,
         headers: Mapping[str, str],
-        receive: Receive,
+        incoming: Incoming,
     ) -> Answer:
         if route.scope is None:
             return await route.handler(Request(caller, headers, head.query_of(scope["query_string"]), name))
         limits = self._admit(caller, route)
         try:
             query = head.query_of(scope["query_string"])
-            body = await self._body(route, headers, receive) if route.media_types else b""
+            body = await self._body(route, headers, incoming) if route.media_types else b""
             async with self._turn(caller):
                 answer = await route.handler(Request(caller, headers, query, name, body))
-        except Problem as problem:
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else _problem_of(error, route)
             if problem.extra_cost:
                 limits = self._charge(caller, problem.extra_cost)
             problem.headers = {**limits, **problem.headers}
-            raise
+            raise problem from (None if problem is error else error)
         if answer.extra_cost:
             limits = self._charge(caller, answer.extra_cost)
         return replace(answer, headers={**limits, **answer.headers})
@@ -216,7 +217,7 @@ class ApiApp:
             return {}
         return {"ratelimit-policy": self._policy, "ratelimit": f'"default";r={left};t={until_more_s}'}
 
-    async def _body(self, route: Route, headers: Mapping[str, str], receive: Receive) -> bytes:
+    async def _body(self, route: Route, headers: Mapping[str, str], incoming: Incoming) -> bytes:
         """Read the body, as much as is allowed and as long as is allowed."""
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in route.media_types or headers.get("content-encoding", "identity") != "identity":
@@ -235,7 +236,7 @@ class ApiApp:
             async with asyncio.timeout(self._receive_timeout_s):
                 more = True
                 while more:
-                    message = await receive()
+                    message = await incoming()
                     if message["type"] == "http.disconnect":
                         raise Problem("request-timeout", "the connection was closed", headers=_CLOSING)
                     body += message.get("body", b"")
@@ -243,6 +244,7 @@ class ApiApp:
                     if len(body) > most:
                         raise too_large
         except TimeoutError as error:
+            incoming.give_up()
             text = f"the body must arrive within {self._receive_timeout_s:g} s"
             raise Problem("request-timeout", text, headers=_CLOSING) from error
         return bytes(body)
@@ -305,7 +307,7 @@ def _as_problem(problem: Problem) -> Answer:
     )
 
 
-async def _respond(send: Send, answer: Answer, *, with_body: bool) -> None:
+async def _respond(send: Send, answer: Answer, incoming: Incoming, *, with_body: bool) -> None:
     headers = {
         # Of a 304 it would be the length of what is not sent again.
         **({} if answer.status == _NOT_MODIFIED else {"content-length": str(len(answer.body))}),
@@ -317,4 +319,9 @@ async def _respond(send: Send, answer: Answer, *, with_body: bool) -> None:
         headers["content-type"] = answer.media_type
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-    await send({"type": "http.response.body", "body": answer.body if with_body else b""})
+    lingers = headers.get("connection") == "close"
+    body = answer.body if with_body else b""
+    await send({"type": "http.response.body", "body": body, "more_body": lingers})
+    if lingers:
+        await incoming.drop_rest()
+        await send({"type": "http.response.body", "body": b""})

@@ -28,6 +28,7 @@ _TITLES: Final = {
 }
 _COMPACT_CODES: Final = {401: 4, 403: 4, 404: 3, 408: 1, 429: 1, 500: 1, 503: 1}
 """The codes of the other dialect; 2 is for all that the caller could have known."""
+MAX_NAME_CHARS: Final = 100
 MAX_ERRORS: Final = 20
 """Wrong fields that are named; of more it is said how many."""
 
@@ -102,7 +103,7 @@ def invalid_body(error: ValidationError, prefix: str = "") -> Problem:
 
 def invalid_parameters(error: ValidationError) -> Problem:
     """Return what is told of query parameters that break rules, one by one."""
-    return _invalid(error, lambda each: FieldError("", _detail(each, "parameter"), str(each["loc"][0])))
+    return _invalid(error, lambda each: FieldError("", _detail(each, "parameter"), _cut(each["loc"][0])))
 
 
 def _invalid(error: ValidationError, told: Callable[[Any], FieldError]) -> Problem:
@@ -114,7 +115,13 @@ def _invalid(error: ValidationError, told: Callable[[Any], FieldError]) -> Probl
 
 def pointer_to(*location: int | str) -> str:
     """Return the JSON pointer that leads to a member along these names and numbers."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
+    return "".join("/" + _cut(part).replace("~", "~0").replace("/", "~1") for part in location)
+
+
+def _cut(name: int | str) -> str:
+    """Return a name that the caller has chosen, not at length: it is told three times."""
+    text = str(name)
+    return text if len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}…"
 
 
 def _line(error: FieldError) -> str:
