@@ -7,11 +7,12 @@ from itertools import combinations
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.documents import read
 from tests.support.metrics import families, selectors, series, unknown_names
 from timer_service.domain.delivery import DeliveryState
-from timer_service.observability.metrics import LATENESS_BUCKETS_S
+from timer_service.observability.metrics import LATENESS_BUCKETS_S, Metrics
 from timer_service.ports.event_sink import Published
 from timer_service.service.health import MIN_FREE_BYTES, SILENT_S
 
@@ -53,6 +54,24 @@ def test_every_query_names_metrics_and_labels_that_exist() -> None:
     unknown = {name for rule in _rules() for name in unknown_names(rule["expr"], known)}
 
     assert unknown == set()
+
+
+def test_every_series_of_an_alert_is_there_from_the_start() -> None:
+    """Prometheus sees no increase of a series that begins with its first count."""
+    samples = [
+        (sample.name, sample.labels)
+        for family in text_string_to_metric_families(Metrics().text().decode())
+        for sample in family.samples
+    ]
+
+    missing = {
+        str(selector)
+        for rule in _rules()
+        for selector in selectors(rule["expr"])
+        if ":" not in str(selector.name) and not any(_selects(selector, *sample) for sample in samples)
+    }
+
+    assert missing == set()
 
 
 def test_every_recorded_series_is_used() -> None:
@@ -165,6 +184,11 @@ def test_the_dashboard_works_with_any_data_source() -> None:
 def _rules(kind: str | None = None) -> list[dict[str, Any]]:
     groups = yaml.safe_load(read(ALERTS))["groups"]
     return [rule for group in groups for rule in group["rules"] if kind is None or kind in rule]
+
+
+def _selects(selector: Any, name: str, labels: dict[str, str]) -> bool:
+    named = {matcher.name: matcher.value for matcher in selector.matchers.matchers if str(matcher.op) == "="}
+    return bool(selector.name == name and named.items() <= labels.items())
 
 
 def _alert(name: str) -> dict[str, Any]:

@@ -17,11 +17,14 @@ from prometheus_client import (
     generate_latest,
 )
 
-from timer_service.domain.delivery import DeliveryState, outcome_of
+from timer_service.domain.delivery import AttemptOutcome, DeliveryState, outcome_of
+from timer_service.domain.errors import RefusalReason
 from timer_service.domain.messages import DueTimeReached
+from timer_service.domain.timer import Outcome
 from timer_service.observability.batch_histogram import BatchHistogram
 from timer_service.observability.recent import RecentWork
 from timer_service.ports.delivery_store import DeliveryCounts
+from timer_service.ports.event_sink import Published
 from timer_service.ports.health import LatenessHistory, Recent
 from timer_service.ports.timer_store import StoreCounts
 from timer_service.workflows.deliver_callbacks import Attempted
@@ -35,6 +38,8 @@ LATENESS_BUCKETS_S: Final = (
 DURATION_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
 OTHERS: Final = "other"
+_ENDS: Final = [state.lower() for state in (DeliveryState.DELIVERED, DeliveryState.FAILED)]
+"""How attempts end a callback; the others are abandoned."""
 
 
 def _counter(name: str, text: str, *labels: str) -> Any:
@@ -125,6 +130,22 @@ class _Table:
     )
     purged: Counter = _counter("timer_purged", "Ended timers deleted by retention")
     connects: Counter = _counter("timer_broker_connects", "Sessions with the broker, the first one included")
+
+    def __post_init__(self) -> None:
+        """Begin at zero: of a series that begins with its first count Prometheus sees no increase."""
+        known = (
+            (self.letters, RefusalReason),
+            (
+                self.publish_failures,
+                [each.name.lower() for each in Published if each is not Published.CONFIRMED],
+            ),
+            (self.callback_attempts, AttemptOutcome),
+            (self.callbacks_ended, _ENDS),
+        )
+        for counter, values in known:
+            for value in values:
+                counter.labels(value)
+        self.commands.labels("ScheduleTimer", Outcome.SCHEDULED.value)
 
 
 @dataclass(frozen=True)
