@@ -277,6 +277,24 @@ async def test_a_patch_keeps_the_time_to_expire_wherever_the_timer_fires() -> No
     assert site.store.timers[ACME, call("order-1")].expires_after_ms is None
 
 
+async def test_the_time_to_expire_is_changed_by_its_own_name_wherever_the_timer_fires(site: Site) -> None:
+    await site.ask(
+        "PUT",
+        "/v1/timers/order-1",
+        {"dueAt": DUE, "expiresAfterMs": 5_000, "callback": {"url": URL, "body": 1}},
+    )
+    before = kept(site)
+
+    longer = await site.ask("PATCH", "/v1/timers/order-1", {"expiresAfterMs": 9_000})
+    changed = kept(site)
+    removed = await site.ask("PATCH", "/v1/timers/order-1", {"expiresAfterMs": None})
+
+    assert (longer.status, longer.json["timer"]["expiresAfterMs"]) == (200, 9_000)
+    assert changed == replace(before, expires_after=timedelta(seconds=9))
+    assert (removed.status, "expiresAfterMs" in removed.json["timer"]) == (200, False)
+    assert kept(site) == replace(before, expires_after=None)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -62,9 +62,11 @@ async def test_a_cancelled_timer_that_is_scheduled_again_counts_as_a_new_one(sit
 
     again = await site.ask("PUT", path, body)
     repeated = await site.ask("POST", "/v1/timers", body, idempotency_key="key-1")
+    as_it_is = await site.ask("PUT", path, {**body, "ifAbsent": True})
     pending = await site.ask("GET", "/v1/timers?state=Scheduled")
 
-    assert (again.status, repeated.status, len(pending.json["timers"])) == (429, 200, 3)
+    assert (again.status, repeated.status, as_it_is.status) == (429, 200, 200)
+    assert (as_it_is.json["outcome"], len(pending.json["timers"])) == ("already_cancelled", 3)
 
 
 async def test_a_batch_that_does_not_fit_changes_nothing(site: Site) -> None:

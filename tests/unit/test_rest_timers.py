@@ -217,6 +217,31 @@ async def test_a_cancelled_timer_is_not_patched_and_the_answer_says_what_is_poss
     assert (put.status, put.json["timer"]["state"]) == (200, "Scheduled")
 
 
+async def test_with_if_absent_a_timer_that_exists_stays_as_it_is_and_is_the_answer(site: Site) -> None:
+    wanted = {"serviceCallId": "order-1", "dueAt": LATER, "ifAbsent": True}
+    whole = {"dueAt": LATER, "ifAbsent": True}
+    seen = [await site.ask("POST", "/v1/timers", {**wanted, "dueAt": DUE})]
+    seen += [await site.ask("POST", "/v1/timers", wanted), await site.ask("PUT", "/v1/timers/order-1", whole)]
+    await site.ask("PUT", "/v1/timers/order-2", {"dueAt": DUE})
+    await site.ask("DELETE", "/v1/timers/order-2")
+    seen.append(await site.ask("PUT", "/v1/timers/order-2", whole))
+    await reach(site, "order-1")
+    seen.append(await site.ask("PUT", "/v1/timers/order-1", whole))
+    batch = {"timers": [wanted, {**wanted, "serviceCallId": "order-3"}]}
+    first, second = (await site.ask("POST", "/v1/timers:batch", batch)).json["results"]
+
+    assert [(reply.status, reply.json["outcome"]) for reply in seen] == [
+        (201, "scheduled"),
+        (200, "unchanged"),
+        (200, "unchanged"),
+        (200, "already_cancelled"),
+        (200, "already_reached"),
+    ]
+    assert {reply.json["timer"]["dueAt"] for reply in seen} == {DUE}
+    assert (first["status"], first["outcome"], first["timer"]["dueAt"]) == (200, "already_reached", DUE)
+    assert (second["status"], second["outcome"]) == (201, "scheduled")
+
+
 # Conditions
 
 

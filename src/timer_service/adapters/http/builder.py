@@ -11,7 +11,7 @@ from timer_client.wire.rules import quoted
 from timer_service.adapters import codec
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Request
-from timer_service.adapters.http.callbacks import CallbackDesk
+from timer_service.adapters.http.callbacks import CallbackDesk, CallbackPatch
 from timer_service.adapters.http.problems import invalid, invalid_parameter
 from timer_service.adapters.http.timer_bodies import NewTimerBody, PatchBody, TimerBody
 from timer_service.domain.callback import NO_CALLBACK, Callback, NoCallback
@@ -68,8 +68,22 @@ class CommandBuilder:
             callback=callback,
             expected=expected,
             fingerprint=fingerprint,
+            if_absent=body.if_absent,
             expires_after_ms=body.expires_after_ms if on_bus else None,
         )
+
+    def creation(
+        self,
+        request: Request,
+        name: ServiceCallId,
+        body: TimerBody,
+        *,
+        fingerprint: str | None,
+        pointer: str = "",
+    ) -> ScheduleTimer:
+        """Return the command for a timer that is not there yet."""
+        expected: Versions | None = None if body.if_absent else frozenset()
+        return self.whole(request, name, body, expected=expected, fingerprint=fingerprint, pointer=pointer)
 
     def changed(
         self, request: Request, timer: Timer, before: Callback | None, body: PatchBody
@@ -81,20 +95,19 @@ class CommandBuilder:
         names_expiry = "expires_after_ms" in body.model_fields_set
         forgets_expiry = names_expiry and body.expires_after_ms is None
         expires_ms = body.expires_after_ms if names_expiry else _expires_after_ms(timer, before)
-        if body.callback is not None:
-            if before is None and body.callback.url is None:
+        patch = body.callback
+        if patch is None and before is not None and names_expiry and "callback" not in body.model_fields_set:
+            patch = CallbackPatch()  # Where a timer calls its callback, its time to expire is kept there.
+        if patch is not None:
+            if before is None and patch.url is None:
                 raise invalid("is required", "/callback/url")
             if before is not None and forgets_expiry:
                 before = replace(before, expires_after=None)
-            callback = self._desk.read(timer.key, body.callback, before=before, expires_after_ms=expires_ms)
-            expires_ms = None  # Part of the callback.
+            callback = self._desk.read(timer.key, patch, before=before, expires_after_ms=expires_ms)
+            expires_ms = None
         elif "callback" in body.model_fields_set:
             callback = NO_CALLBACK
             self.check_target(callback)
-        elif before is not None and names_expiry:
-            raise invalid(
-                "is part of the callback: give callback too, {} if nothing else changes", "/expiresAfterMs"
-            )
         elif before is not None:
             expires_ms = timer.expires_after_ms
         return ScheduleTimer(

@@ -64,7 +64,8 @@ class PendingLimit:
             for command in commands:
                 timer = await self._timers.get(command.tenant_id, command.service_call_id)
                 # Not pending, and so that it will be, unless the request may only create one.
-                if timer.state is TimerState.CANCELLED and command.expected != frozenset():
+                may_change = command.expected != frozenset() and not command.if_absent
+                if timer.state is TimerState.CANCELLED and may_change:
                     return False
         except TimerNotFound:
             return False

@@ -25,6 +25,11 @@ class _Common(When):
 class TimerBody(_Common):
     """A whole timer."""
 
+    if_absent: bool = Field(
+        default=False,
+        alias="ifAbsent",
+        description="Whether a timer that exists, in whatever state, stays as it is and is the answer",
+    )
     callback: CallbackBody | None = None
 
 

@@ -81,18 +81,23 @@ class TimerHandlers:
         key = conditions.idempotency_key(request.headers)
         name = self._builder.name_for(request, body)
         fingerprint = None if key is None else conditions.fingerprint_of(key, value)
-        command = self._builder.whole(request, name, body, expected=frozenset(), fingerprint=fingerprint)
+        command = self._builder.creation(request, name, body, fingerprint=fingerprint)
         await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
         if settled.outcome is Outcome.SCHEDULED:
             return await self._views.answer(
                 201, settled.outcome, settled.timer, is_ordered=settled.is_ordered, change=command
             )
-        return await self._found(settled.timer, fingerprint)
+        return await self._found(settled.timer, settled.outcome, command, is_ordered=settled.is_ordered)
 
-    async def _found(self, timer: Timer, fingerprint: str | None) -> Answer:
+    async def _found(
+        self, timer: Timer, outcome: Outcome, command: ScheduleTimer, *, is_ordered: bool
+    ) -> Answer:
         """Answer a creation whose timer is there already."""
+        fingerprint = command.fingerprint
         if not conditions.came_with_key_of(fingerprint, timer):
+            if command.if_absent:
+                return await self._views.answer(200, outcome, timer, is_ordered=is_ordered)
             raise await self._views.problem("already-exists", "there is a timer with this id", timer)
         if timer.fingerprint != fingerprint:
             raise conditions.reused()
@@ -139,6 +144,8 @@ class TimerHandlers:
         command = self._builder.whole(request, new_name_in(request), body, expected=expected)
         await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
+        if command.if_absent and settled.outcome is not Outcome.SCHEDULED:
+            return await self._found(settled.timer, settled.outcome, command, is_ordered=settled.is_ordered)
         await self._refuse(settled.outcome, settled.timer)
         status = 201 if settled.outcome is Outcome.SCHEDULED and settled.timer.generation == 1 else 200
         return await self._views.answer(
@@ -199,11 +206,8 @@ class TimerHandlers:
                         "is already the id of another timer in the batch", f"{pointer}/serviceCallId"
                     )
                 fingerprint = None if key is None else conditions.fingerprint_of(key, value)
-                command = self._builder.whole(
-                    *(request, name, body),
-                    expected=frozenset(),
-                    fingerprint=fingerprint,
-                    pointer=pointer,
+                command = self._builder.creation(
+                    request, name, body, fingerprint=fingerprint, pointer=pointer
                 )
                 commands[name] = (index, command)
             except Problem as problem:
@@ -216,7 +220,7 @@ class TimerHandlers:
         ):
             if number % ANSWERED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            results[index] = self._batch_result(each, command.fingerprint)
+            results[index] = self._batch_result(each, command)
         content = await _written(results, is_ordered=settled.is_ordered)
         return Answer(200, content, extra_cost=len(values) // TIMERS_PER_REQUEST)
 
@@ -241,8 +245,8 @@ class TimerHandlers:
         if outcome in (Outcome.ALREADY_REACHED, Outcome.ALREADY_EXPIRED):
             raise await self._views.problem("conflict", _ENDED, timer)
 
-    def _batch_result(self, decided: Decided, fingerprint: str | None) -> dict[str, Any]:
-        timer, outcome = decided.timer, decided.outcome
+    def _batch_result(self, decided: Decided, command: ScheduleTimer) -> dict[str, Any]:
+        timer, outcome, fingerprint = decided.timer, decided.outcome, command.fingerprint
         if timer is None or outcome in _UNSETTLED:
             return _failed(Problem("unavailable", _UNSETTLED[outcome]))
         shown = self._views.of(timer)
@@ -250,6 +254,8 @@ class TimerHandlers:
             if timer.fingerprint != fingerprint:
                 return _failed(conditions.reused())
             return {"status": 200, "outcome": Outcome.UNCHANGED.value, "timer": shown}
+        if outcome is not Outcome.SCHEDULED and command.if_absent:
+            return {"status": 200, "outcome": outcome.value, "timer": shown}
         if outcome is not Outcome.SCHEDULED:
             return _failed(Problem("already-exists", "there is a timer with this id", more={"timer": shown}))
         return {"status": 201, "outcome": outcome.value, "timer": shown}
