@@ -64,12 +64,16 @@ class Deliveries:
         with telling_of_failure(self._failed):
             return await self._lists.page(query)
 
-    async def retry(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> Delivery | None:
-        """Send a callback whose delivery has ended again; return the delivery, None if there is none."""
+    async def retry(self, tenant_id: TenantId, service_call_id: ServiceCallId) -> tuple[Delivery | None, int]:
+        """Send a callback again whose delivery has ended without success.
+
+        Return the delivery, None if there is none, and how many were changed: 0 if it was left as it is.
+        """
         record = await self.record((tenant_id, service_call_id))
-        if record.delivery is not None and await self._replay([record.delivery]):
+        count = 0 if record.delivery is None else await self._replay([record.delivery])
+        if count:
             record = await self.record((tenant_id, service_call_id))
-        return record.delivery
+        return record.delivery, count
 
     async def retry_all(self, query: DeliveryQuery) -> Retried:
         """Send again what a query finds that has ended without success, up to its limit."""

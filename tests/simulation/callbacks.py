@@ -183,8 +183,9 @@ class Callbacks:
                 return [each.outcome for each in (await timers.carry_out_all(commands)).decided]
             return [(await timers.carry_out(commands[0])).outcome]
         try:
-            act = deliveries.retry if want.kind == RETRY else deliveries.abandon
-            return [await act(*_key(hook))]
+            if want.kind == RETRY:
+                return [(await deliveries.retry(*_key(hook)))[0]]
+            return [await deliveries.abandon(*_key(hook))]
         except TimerNotFound:
             return [None]
 

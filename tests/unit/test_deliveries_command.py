@@ -15,6 +15,8 @@ import pytest
 from timer_service.cli.deliveries import RETRIED_AT_ONCE, list_deliveries, retry_deliveries
 from timer_service.cli.exits import EXIT_FAILED, EXIT_USAGE, CommandFailed
 
+NOON = "2026-01-01T12:00:00.000Z"
+
 
 @contextmanager
 def answering(*answers: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
@@ -82,23 +84,27 @@ def test_a_list_goes_on_over_pages_and_says_that_there_are_more(
 
 
 @pytest.mark.parametrize(
-    ("delivery", "said"),
+    ("delivery", "retried", "said"),
     [
-        ({"state": "Delivered"}, "order-1 was delivered, so it is not sent again\n"),
+        ({"state": "Delivered"}, 0, "was delivered, so it is not sent again"),
+        ({"state": "Delivered"}, 1, "is sent again"),
+        ({"state": "Waiting", "nextAttemptAt": NOON}, 1, f"is sent again at {NOON}"),
         (
-            {"state": "Waiting", "nextAttemptAt": "2026-01-01T12:00:00.000Z"},
-            "{again} at 2026-01-01T12:00:00.000Z\n",
+            {"state": "Waiting", "nextAttemptAt": NOON},
+            0,
+            f"is waiting for its next attempt at {NOON}: nothing was changed",
         ),
-        ({"state": "Failed"}, "{again}\n"),
+        ({"state": "Failed"}, 1, "is sent again"),
+        ({"state": "Failed"}, 0, "has just been changed by somebody else, so it is not sent again"),
     ],
 )
-def test_a_callback_that_waits_anyway_is_sent_again_when_its_turn_comes(
-    key: Path, capsys: pytest.CaptureFixture[str], delivery: dict[str, str], said: str
+def test_a_retry_says_what_it_has_done_about_a_callback(
+    key: Path, capsys: pytest.CaptureFixture[str], delivery: dict[str, str], retried: int, said: str
 ) -> None:
-    with answering({"delivery": delivery}) as (url, _):
+    with answering({"delivery": delivery, "retried": retried}) as (url, _):
         retry_deliveries(Namespace(id="order-1", url=url, key_file=key, json=False))
 
-    assert capsys.readouterr().out == said.format(again="order-1 is sent again")
+    assert capsys.readouterr().out == f"order-1 {said}\n"
 
 
 @pytest.mark.parametrize(

@@ -411,6 +411,9 @@ async def test_an_abandoned_delivery_can_be_sent_again_under_the_same_id(site: S
         "Waiting",
     ]
     assert abandoned.json["delivery"]["id"] == retried.json["delivery"]["id"]
+    # The second finds it waiting, and leaves it as it is.
+    assert (retried.json["retried"], again.json["retried"]) == (1, 0)
+    assert again.json["delivery"] == retried.json["delivery"]
 
 
 async def test_deliveries_are_sent_again_by_filter(site: Site) -> None:

@@ -108,13 +108,9 @@ def retry_deliveries(options: argparse.Namespace) -> int:
     """Send again one callback, or all that have failed."""
     if options.id is not None:
         name = urllib.parse.quote(options.id, safe="")
-        delivery = _ask(options, "POST", f"/v1/timers/{name}/retry")["delivery"]
-        text = "was delivered, so it is not sent again"
-        if delivery["state"] != "Delivered":
-            # One that waits for its next attempt keeps it, and that may be hours ahead.
-            at = delivery.get("nextAttemptAt")
-            text = "is sent again" + (f" at {at}" if at else "")
-        tell(options, f"{options.id} {text}", delivery)
+        answer = _ask(options, "POST", f"/v1/timers/{name}/retry")
+        delivery = answer["delivery"]
+        tell(options, f"{options.id} {_what_was_done(delivery, answer['retried'])}", delivery)
         return EXIT_OK
     total = 0
     place: dict[str, str] | None = {}
@@ -126,6 +122,17 @@ def retry_deliveries(options: argparse.Namespace) -> int:
     text = "1 callback is sent again" if total == 1 else f"{total} callbacks are sent again"
     tell(options, text, {"retried": total})
     return EXIT_OK
+
+
+def _what_was_done(delivery: dict[str, Any], retried: int) -> str:
+    at = delivery.get("nextAttemptAt")
+    if retried:
+        return f"is sent again at {at}" if at else "is sent again"
+    if delivery["state"] == "Delivered":
+        return "was delivered, so it is not sent again"
+    if at:  # Which may be hours ahead.
+        return f"is waiting for its next attempt at {at}: nothing was changed"
+    return "has just been changed by somebody else, so it is not sent again"
 
 
 def _ask(options: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -71,7 +71,8 @@ class DeliveryHandlers:
     async def retry(self, request: Request) -> Answer:
         """Send a callback again, under the same id."""
         with _naming_the_callback(request):
-            return _shown(await self._deliveries.retry(request.caller.tenant_id, name_in(request)))
+            delivery, count = await self._deliveries.retry(request.caller.tenant_id, name_in(request))
+        return _shown(delivery, retried=count)
 
     async def abandon(self, request: Request) -> Answer:
         """Make no further attempt."""
@@ -142,10 +143,10 @@ def _naming_the_callback(request: Request) -> Iterator[None]:
         raise Problem("not-found", f"there is no timer {request.name!r} with a callback") from error
 
 
-def _shown(delivery: Delivery | None) -> Answer:
+def _shown(delivery: Delivery | None, **more: int) -> Answer:
     if delivery is None:
         raise Problem("conflict", "there is no delivery: the timer has not fired")
-    return Answer(200, wire.write_json({"delivery": delivery_view(delivery)}))
+    return Answer(200, wire.write_json({"delivery": delivery_view(delivery), **more}))
 
 
 def _origin(text: str | None) -> str | None:

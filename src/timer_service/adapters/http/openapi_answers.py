@@ -109,7 +109,6 @@ _COMPACT_TIMER: Final = _object(
     },
 )
 _CHANGE: Final = _object({"outcome": _TEXT, "timer": ref("Timer")}, {"ordered": _FLAG})
-_ONE_DELIVERY: Final = _object({"delivery": ref("Delivery")})
 _PAGE: Final = {"cursor": _TEXT | {"description": "Ask for the next page with it"}}
 
 
@@ -169,7 +168,8 @@ ANSWERS: Final[Mapping[str, Schema]] = {
     "rest.get": _object({"timer": ref("Timer")}),
     "rest.explain": ref("ExplainAnswer"),
     "rest.attempts": _object({"attempts": _list(ref("Attempt"))}, {"delivery": ref("Delivery")}),
-    **dict.fromkeys(("rest.retry", "rest.abandon"), _ONE_DELIVERY),
+    "rest.retry": _object({"delivery": ref("Delivery"), "retried": _NUMBER}),
+    "rest.abandon": _object({"delivery": ref("Delivery")}),
     "rest.deliveries": _object({"deliveries": _list(ref("Delivery"))}, _PAGE),
     "rest.retry_all": _object({"retried": _NUMBER, "more": _FLAG}, _PAGE),
     "rest.signing_keys": _object(

@@ -114,7 +114,7 @@ class TimerScreen:
         """Send its callback again."""
         tenant, name = visit.form_key()
         was = await self._callback_of(tenant, name)
-        delivery = await self._deliveries.retry(tenant, name)
+        delivery, _ = await self._deliveries.retry(tenant, name)
         if delivery is None:
             raise PageError(409, "This timer has not fired yet: there is nothing to send again.")
         await self._auditor.note(visit.user, "retry", "retried", tenant=tenant, subject=name, was=was)
