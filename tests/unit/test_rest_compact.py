@@ -18,7 +18,7 @@ from timer_service.domain.messages import DueTimeReached, ServiceCallId, TimerKe
 from timer_service.domain.timer import Timer
 from timer_service.ports.delivery_store import CallbackRecord
 from timer_service.ports.timer_store import TimerQuery
-from timer_service.testing import MemoryTimerStore
+from timer_service.testing import ManualClock, MemoryTimerStore
 from timer_service.testing.deliveries import MemoryDeliveries
 
 DUE = format_time(at(60))
@@ -144,6 +144,30 @@ async def test_a_timer_says_when_it_was_last_changed(site: Site) -> None:
 
     assert seen == [format_time(at(0)), format_time(at(1)), DUE]
     assert changed.json["data"]["updated_at"] == format_time(at(1))
+
+
+class SlowDeliveries(MemoryDeliveries):
+    """Takes a second for every question."""
+
+    def __init__(self, of: MemoryDeliveries, clock: ManualClock) -> None:
+        self.__dict__ |= of.__dict__
+        self._clock = clock
+
+    async def get(self, keys: Sequence[TimerKey]) -> Mapping[TimerKey, CallbackRecord]:
+        self._clock.advance(1)
+        return await super().get(keys)
+
+
+async def test_an_update_answers_with_the_time_that_is_kept() -> None:
+    store, clock = MemoryTimerStore(), ManualClock()
+    store.deliveries = SlowDeliveries(store.deliveries, clock)
+    site = await Site(clock, store, has_broker=False).open()
+    name = (await create(site)).json["data"]["id"]
+
+    changed = await site.ask("PUT", f"/timers/{name}", {"callback_method": "PUT"})
+    shown = await site.ask("GET", f"/timers/{name}")
+
+    assert changed.json["data"]["updated_at"] == shown.json["data"]["updated_at"]
 
 
 async def test_a_canceled_timer_stays_canceled(site: Site) -> None:

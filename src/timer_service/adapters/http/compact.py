@@ -190,7 +190,8 @@ class CompactHandlers:
             )
             if settled.outcome is not Outcome.CHANGED:
                 record = await self._record(settled.timer)
-                shown = _brief(settled.timer, record) | {"updated_at": wire.format_time(self._now())}
+                updated_at = wire.format_time(_last_change(settled.timer, record))
+                shown = _brief(settled.timer, record) | {"updated_at": updated_at}
                 return _answer(200, "timer updated successfully", shown, settled.outcome.value)
         raise Problem(
             "unavailable", "other requests keep changing the timer: try again", headers={"retry-after": "1"}
