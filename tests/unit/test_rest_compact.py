@@ -201,6 +201,21 @@ async def test_what_has_fired_can_neither_be_canceled_nor_updated(site: Site) ->
     ]
 
 
+async def test_a_pending_timer_without_a_callback_is_shown_but_not_updated() -> None:
+    site = await Site().open()
+    await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE})
+
+    shown = await site.ask("GET", "/timers/order-1")
+    update = await site.ask("PUT", "/timers/order-1", {"execute_at": LATER})
+
+    assert shown.json["data"]["status"] == "pending"
+    assert (update.status, update.json["code"], update.json["message"]) == (
+        400,
+        2,
+        "cannot update timer without a callback: it fires on the bus",
+    )
+
+
 async def test_of_very_many_timers_the_total_is_capped_and_says_so(site: Site) -> None:
     reply = await create(site)
     timer = site.store.timers[ACME, ServiceCallId(reply.json["data"]["id"])]

@@ -175,8 +175,10 @@ class CompactHandlers:
         for _ in range(UPDATE_TRIES):
             timer = await self._get(request)
             record = await self._record(timer)
-            if timer.state is not TimerState.SCHEDULED or timer.due_at is None or record is None:
+            if timer.state is not TimerState.SCHEDULED or timer.due_at is None:
                 raise invalid(f"cannot update timer with status '{status_of(timer, record)}'")
+            if record is None:
+                raise invalid("cannot update timer without a callback: it fires on the bus")
             patch = CallbackPatch.model_validate(_callback(body))
             before = record.callback if patch.headers is None else replace(record.callback, headers=())
             callback = self._desk.read(timer.key, patch, before=before)
