@@ -6,9 +6,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ async def _takes_it_once(command: list[str], folder: Path, signing: Signing) -> 
         said = [await asyncio.to_thread(program.stdout.readline) for _ in range(2)]
 
     assert said == ["order-1 done\n", "order-1 seen before\n"]
+
+
+@pytest.mark.parametrize("timestamp", ["\xb2", "9" * 400, "9" * 5_000, "-1", ""])
+def test_the_receiver_in_python_refuses_a_time_that_is_none(tmp_path: Path, timestamp: str) -> None:
+    command = [sys.executable, str(RECEIVERS / "receiver.py")]
+    with _receiving(command, tmp_path, "whsec_c2VjcmV0") as (port, _):
+        connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        with closing(connection):
+            connection.request("POST", "/", b"{}", {"webhook-id": "1", "webhook-timestamp": timestamp})
+            status = connection.getresponse().status
+
+    assert status == 401
 
 
 @contextmanager
