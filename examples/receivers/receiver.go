@@ -2,7 +2,8 @@
 //
 //	WEBHOOK_KEY=whpk_… PORT=9000 go run receiver.go        (Go 1.21 or newer; no modules)
 //
-// `timer-service signing-keys list --tenant …` shows the key. While keys rotate, give both, separated by a space.
+// `timer-service signing-keys list --tenant …` shows the key, and with `--secret` also one for HMAC (whsec_…). While
+// keys rotate, give both, separated by a space.
 package main
 
 import (

@@ -3,7 +3,8 @@
     pip install pynacl
     WEBHOOK_KEY=whpk_… PORT=9000 python receiver.py
 
-`timer-service signing-keys list --tenant …` shows the key. While keys rotate, give both with a space between.
+`timer-service signing-keys list --tenant …` shows the key, and with `--secret` also one for HMAC (whsec_…).
+While keys rotate, give both with a space between.
 """
 
 import base64

@@ -2,7 +2,8 @@
 //
 //   WEBHOOK_KEY=whpk_… PORT=9000 npx tsx receiver.ts        (Node 20 or newer; no packages)
 //
-// `timer-service signing-keys list --tenant …` shows the key. While keys rotate, give both, separated by a space.
+// `timer-service signing-keys list --tenant …` shows the key, and with `--secret` also one for HMAC (whsec_…). While
+// keys rotate, give both, separated by a space.
 
 import { createHmac, createPublicKey, timingSafeEqual, verify } from "node:crypto";
 import { createServer, type IncomingMessage } from "node:http";
