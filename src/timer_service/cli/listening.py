@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -161,10 +162,13 @@ class TrialReceiver:
         if not self.keys:
             return "not checked"
         content = f"{headers.get('webhook-id', '')}.{timestamp}.".encode() + body
-        if not any(key.verifies(signature, content) for key in self.keys):
+        is_time = re.fullmatch("[0-9]{1,15}", timestamp)
+        if not is_time or not any(key.verifies(signature, content) for key in self.keys):
             return "INVALID"
-        is_recent = timestamp.isdigit() and abs(self.now().timestamp() - int(timestamp)) <= TOLERANCE_S
-        return "valid" if is_recent else "too old"
+        ahead_s = int(timestamp) - int(self.now().timestamp())
+        if ahead_s > TOLERANCE_S:
+            return f"{ahead_s} s ahead of this machine's clock"
+        return "valid" if ahead_s >= -TOLERANCE_S else "too old"
 
 
 def _line(facts: dict[str, object]) -> str:
