@@ -39,6 +39,8 @@ from timer_service.wiring.senders import address_rules, sealing_keys
 from timer_service.wiring.stores import OpenedStore
 
 REMEDY: Final = "set TIMER_API_HOST and TIMER_API_PORT, or TIMER_API_PORT=0 to disable it"
+REMEDY_WITHOUT_BROKER: Final = "set TIMER_API_HOST or TIMER_API_PORT to another one"
+"""There is no other way in, so it cannot be disabled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class RestParts:
 
 def rest_api(settings: Settings, parts: RestParts) -> AbstractAsyncContextManager[None]:
     """Serve the REST API for as long as the context lasts."""
-    listener = parts.listener or listen(settings.api_host, settings.api_port, remedy=REMEDY)
+    remedy = REMEDY if settings.has_broker else REMEDY_WITHOUT_BROKER
+    listener = parts.listener or listen(settings.api_host, settings.api_port, remedy=remedy)
     return serving_api(build_app(settings, parts), listener)
 
 
