@@ -24,7 +24,7 @@ class Scope(StrEnum):
     REPLAY = "replay"
     """Send callbacks again, and abandon them."""
     ADMIN = "admin"
-    """Show and change the tenant's secrets."""
+    """Do on the page what an operator may not; the REST API asks for it nowhere."""
 
 
 ALL_SCOPES: Final = frozenset(Scope)
