@@ -38,6 +38,7 @@ ALLOWED = {
     ("test_postgres.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
     ("test_postgres.py", 'request("$JS.API.INFO", timeout=0.5)'): "tried again, up to PATIENCE_S",
     ("kills.py", "async with asyncio.timeout(5):"): "tried again, up to PATIENCE_S",
+    ("test_receivers.py", 'connection.request("POST", "/", b"{}"'): "the connection has its limit",
     ("test_callbacks.py", "client.request(method, self.url"): "aiohttp, which waits for five minutes",
     ("callback_site.py", "self._client.request(method, url"): "aiohttp, which waits for five minutes",
     ("test_lost_tail.py", "self.client.jetstream(timeout=5)"): "tried again until the broker is back",
