@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from pydantic import Field
 
 from timer_client import wire
@@ -265,7 +266,7 @@ async def _written(results: Sequence[dict[str, Any]], *, is_ordered: bool) -> by
     """Return the answer to a batch; to write it takes a while, in which others have their turn."""
     written = []
     for some in in_groups(results, ANSWERED_AT_ONCE):
-        written.append(wire.write_json(some)[1:-1])
+        written.append(msgspec.json.encode(some)[1:-1])
         await asyncio.sleep(0)
     order = b"" if is_ordered else b',"ordered":false'
     return b'{"results":[%s]%s}' % (b",".join(written), order)
