@@ -127,7 +127,7 @@ class ApiApp:
                 caller = await self._caller(route.scope, scope, headers)
             answer = await self._answer(route, name, caller, scope, headers, incoming)
         except Exception as error:
-            problem = error if isinstance(error, Problem) else _problem_of(error, route)
+            problem = _problem_of(error, route)
             answer = (route.failed if route is not None and route.failed else _as_problem)(problem)
         self._answered("rest" if route is None else route.name, answer.outcome, time.perf_counter() - started)
         if answer.status == _TOO_MANY:
@@ -189,11 +189,13 @@ class ApiApp:
             async with self._turn(caller):
                 answer = await route.handler(Request(caller, headers, query, name, body))
         except Exception as error:
-            problem = error if isinstance(error, Problem) else _problem_of(error, route)
+            problem = _problem_of(error, route)
             if problem.extra_cost:
                 limits = self._charge(caller, problem.extra_cost)
             problem.headers = {**limits, **problem.headers}
-            raise problem from (None if problem is error else error)
+            if problem is error:
+                raise
+            raise problem from error
         if answer.extra_cost:
             limits = self._charge(caller, answer.extra_cost)
         return replace(answer, headers={**limits, **answer.headers})
@@ -283,6 +285,8 @@ _NOBODY: Final = Caller(TenantId(""), frozenset())
 
 def _problem_of(error: Exception, route: Route | None) -> Problem:
     """Return what the caller is told of an error, and note what an operator should know."""
+    if isinstance(error, Problem):
+        return error
     told = error_of(error)
     if told is UNEXPECTED:
         name = "rest" if route is None else route.name
