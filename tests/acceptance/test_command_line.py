@@ -532,13 +532,15 @@ def test_help_names_every_command_and_the_exit_codes(tmp_path: Path) -> None:
     assert "Exit codes" in text
 
 
-def test_config_ends_quietly_when_nobody_reads_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_config_ends_quietly_when_nobody_reads_it(tmp_path: Path, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
 
     finished = subprocess.run(
         [sys.executable, "-m", "timer_service", "config"],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

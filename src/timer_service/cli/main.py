@@ -1,6 +1,7 @@
 """The command line as a whole, and its last line of defence."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = build_parser().parse_args(arguments)
     try:
-        return int(options.handler(options))
+        code = int(options.handler(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # When the interpreter does it, it is too late to end quietly.
+        return code
     except InvalidConfiguration as error:
         return complain(EXIT_USAGE, f"configuration: {error}")
     except CriticalError as error:
@@ -48,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone, as in `watch | head -1`.
+        # The reader of our output has gone, as in `watch | head -1`: what is left for it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stderr.close()
         return EXIT_OK
 
