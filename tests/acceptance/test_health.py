@@ -15,10 +15,16 @@ from tests.support.world import World
 
 async def test_a_working_service_is_live_and_ready(world: World) -> None:
     port = free_port()
-    world.service(http_port=port).start_ready()
+    service = world.service(http_port=port).start_ready()
 
     assert fetch_json(port, "/livez") == (200, {"status": "ok"})
     assert fetch_json(port, "/readyz") == (200, {"status": "ok"})
+    told = service.wait_for_log("service.started")
+    assert {name: told[name] for name in ("http_port", "api_port", "page_port")} == {
+        "http_port": port,
+        "api_port": 0,
+        "page_port": 0,
+    }
 
 
 async def test_without_a_broker_it_is_live_but_not_ready_and_recovers(world: World) -> None:

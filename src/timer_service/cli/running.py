@@ -179,7 +179,15 @@ async def _serve(
         parts = Parts(listener=health, api_listener=api, page_listener=page, is_dev=mode is not None)
         async with opening(settings, instance, parts) as service:
             started.set()
-            log.info("service.started", version=__version__, store=settings.store_name, instance=instance)
+            log.info(
+                "service.started",
+                version=__version__,
+                store=settings.store_name,
+                instance=instance,
+                http_port=settings.http_port,
+                api_port=settings.api_port,
+                page_port=settings.page_port,
+            )
             # All that the start has made stays: looking through it once more stops every loop for 20 ms.
             gc.freeze()
             async with owned(keep_memory_level()):
