@@ -1,5 +1,7 @@
 """Timers are saved by few statements, however they differ: each that SQLite keeps takes 43 KB."""
 
+import gc
+import sys
 from dataclasses import replace
 from itertools import combinations
 
@@ -18,6 +20,7 @@ DIFFERENCES: list[dict[str, object]] = [
     {"trace": Trace("00-1", None)},
 ]
 LARGE = 100
+REPEATS = 200
 
 
 def _batches(size: int) -> list[list[Timer]]:
@@ -45,3 +48,18 @@ def test_a_large_batch_reads_only_what_differs() -> None:
     sql, _ = statements.save(_batches(LARGE)[0])
     differs = ["tenant_id", "service_call_id", "state", "cancelled_at", "pending_due_ms"]
     assert sql.count("value ->>") == len(differs), "what all have in common is bound once"
+
+
+def test_what_was_saved_leaves_nothing_in_memory() -> None:
+    def save() -> int:
+        for _ in range(REPEATS):
+            statements.save(few)
+            statements.save(many)
+        return sys.getallocatedblocks()
+
+    few, many = _batches(2)[0], _batches(LARGE)[0]
+    gc.collect()
+    save()
+
+    before = save()
+    assert save() - before < REPEATS / 2

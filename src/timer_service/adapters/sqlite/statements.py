@@ -18,7 +18,6 @@ from timer_service.domain.timer import Timer, TimerState
 COLUMNS: Final = (*rows.COLUMNS, "pending_due_ms")
 """The columns of a timer, in the order of `columns`."""
 _CALL: Final = COLUMNS.index("service_call_id")
-_ALL: Final = tuple(range(len(COLUMNS)))
 _A_FEW: Final = 8
 """Up to that many timers, columns that are read for nothing cost less than one more statement, of 43 KB."""
 
@@ -46,11 +45,12 @@ def save(timers: Collection[Timer]) -> tuple[str, dict[str, Any]]:
     # Most columns have one value in a whole batch, or none. Such a value is bound once: to read it out of the
     # JSON of each row would take two thirds of the time.
     given = columns(timers)
-    each = tuple(i for i, values in enumerate(given) if i == _CALL or values.count(values[0]) < len(values))
-    if 1 < len(timers) <= _A_FEW:
-        each = _ALL
+    few = 1 < len(timers) <= _A_FEW
+    # Lists: of tuples made from generators, Python keeps the places of up to 2,000 of each length.
+    each = [i for i, values in enumerate(given) if few or i == _CALL or values.count(values[0]) < len(values)]
     shared = {f"value{i}": values[0] for i, values in enumerate(given) if i not in each}
-    return _save(each), {"rows": json_text(list(zip(*(given[i] for i in each), strict=True))), **shared}
+    differing = list(zip(*[given[i] for i in each], strict=True))
+    return _save(tuple(each)), {"rows": json_text(differing), **shared}
 
 
 @lru_cache(maxsize=64)
