@@ -245,6 +245,21 @@ async def test_with_if_absent_a_timer_that_exists_stays_as_it_is_and_is_the_answ
 # Conditions
 
 
+async def test_with_if_absent_a_condition_counts_all_the_same(site: Site) -> None:
+    body = {"dueAt": LATER, "ifAbsent": True}
+    first = await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE})
+
+    met = await site.ask("PUT", "/v1/timers/order-1", body, if_match=first.headers["etag"])
+    refused = [
+        await site.ask("PUT", "/v1/timers/order-1", body, if_match='"stale"'),
+        await site.ask("PUT", "/v1/timers/order-1", body, if_none_match="*"),
+    ]
+
+    assert (met.status, met.json["outcome"]) == (200, "unchanged")
+    assert [reply.status for reply in refused] == [412, 412]
+    assert {reply.json["timer"]["dueAt"] for reply in refused} == {DUE}
+
+
 async def test_a_stale_etag_changes_nothing(site: Site) -> None:
     first = await site.ask("PUT", "/v1/timers/order-1", {"dueAt": DUE})
     stale = first.headers["etag"]

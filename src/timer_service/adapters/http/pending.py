@@ -19,7 +19,7 @@ MAX_COUNTED: Final = 10_000
 
 
 class PendingLimit:
-    """Refuses new timers of a tenant that has too many; those that it has can still be changed."""
+    """Refuses new timers of a tenant that has too many, and cancelled ones that are scheduled again."""
 
     def __init__(
         self, most: int, timers: Timers, insight: TimerInsight, elapsed_s: Callable[[], float]

@@ -145,7 +145,7 @@ class TimerHandlers:
         command = self._builder.whole(request, new_name_in(request), body, expected=expected)
         await self._pending.admit([command])
         settled = await self._timers.carry_out(command)
-        if command.if_absent and settled.outcome is not Outcome.SCHEDULED:
+        if command.if_absent and settled.outcome not in (Outcome.SCHEDULED, Outcome.CHANGED):
             return await self._found(settled.timer, settled.outcome, command, is_ordered=settled.is_ordered)
         await self._refuse(settled.outcome, settled.timer)
         status = 201 if settled.outcome is Outcome.SCHEDULED and settled.timer.generation == 1 else 200
