@@ -100,6 +100,25 @@ async def test_every_action_is_noted_with_what_was_there_before() -> None:
     ]
 
 
+async def test_a_callback_that_has_arrived_or_ended_is_left_as_it_is() -> None:
+    pages = await Pages().open()
+    for name, answer in (("arrived", 204), ("failed", 410)):
+        await ask(pages.site.store, name)
+        await fire(pages.site.store)
+        await attempt(pages.site.store, Answered(answer), name)
+
+    shown = [
+        (await pages.get(f"timer?tenant=acme&id={name}")).body.decode() for name in ("arrived", "failed")
+    ]
+    again = await pages.post("retry", {"tenant": "acme", "id": "arrived"})
+    given_up = await pages.post("abandon", {"tenant": "acme", "id": "failed"})
+
+    assert ["Send again" in each for each in shown] == [False, True]
+    assert [each.headers["location"].rpartition("=")[2] for each in (again, given_up)] == ["unchanged"] * 2
+    noted = (await pages.get("activity?format=json")).json["actions"]
+    assert [each["outcome"] for each in noted] == ["unchanged"] * 2
+
+
 async def test_callbacks_that_are_sent_again_together_are_one_action_of_a_receiver() -> None:
     pages = await Pages().open()
     for name in ("one", "two"):

@@ -102,6 +102,8 @@ class PageApp:
             await in_turns(serving, self._right_of_way, GIVE_WAY_S, one_of_many=True)
 
     async def _serve(self, scope: Scope_, receive: Receive, send: Send) -> None:
+        # Of several lines the last one counts, and no list of them: what a trusted proxy says of a visitor
+        # comes after what the visitor says, and must not be mixed with it.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         # Known before anything can go wrong: what is refused is JSON, too, for who asks for that.
         form = {"format": "json"} if b"format=json" in scope["query_string"].split(b"&") else {}

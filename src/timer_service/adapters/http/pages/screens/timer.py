@@ -16,6 +16,7 @@ from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen,
 from timer_service.bulk import rescheduled
 from timer_service.deliveries import Deliveries
 from timer_service.domain.callback import Sink
+from timer_service.domain.delivery import DeliveryState
 from timer_service.domain.errors import TimerFiring, TimerNotFound
 from timer_service.domain.messages import CancelTimer, Command, ServiceCallId, TenantId, TimerKey
 from timer_service.domain.spoken import count_text
@@ -114,19 +115,22 @@ class TimerScreen:
         """Send its callback again."""
         tenant, name = visit.form_key()
         was = await self._callback_of(tenant, name)
-        delivery, _ = await self._deliveries.retry(tenant, name)
+        delivery, count = await self._deliveries.retry(tenant, name)
         if delivery is None:
             raise PageError(409, "This timer has not fired yet: there is nothing to send again.")
-        await self._auditor.note(visit.user, "retry", "retried", tenant=tenant, subject=name, was=was)
-        return Redirect(address("timer", tenant=tenant, id=name, done="retried"))
+        outcome = "retried" if count else "unchanged"
+        await self._auditor.note(visit.user, "retry", outcome, tenant=tenant, subject=name, was=was)
+        return Redirect(address("timer", tenant=tenant, id=name, done=outcome))
 
     async def abandon(self, visit: Visit) -> Redirect:
         """Make no further attempt of its callback."""
         tenant, name = visit.form_key()
         was = await self._callback_of(tenant, name)
-        await self._deliveries.abandon(tenant, name)
-        await self._auditor.note(visit.user, "abandon", "abandoned", tenant=tenant, subject=name, was=was)
-        return Redirect(address("timer", tenant=tenant, id=name, done="abandoned"))
+        delivery = await self._deliveries.abandon(tenant, name)
+        is_abandoned = delivery is not None and delivery.state is DeliveryState.ABANDONED
+        outcome = "abandoned" if is_abandoned else "unchanged"
+        await self._auditor.note(visit.user, "abandon", outcome, tenant=tenant, subject=name, was=was)
+        return Redirect(address("timer", tenant=tenant, id=name, done=outcome))
 
     async def _schedule(self, visit: Visit, action: str, due_at: datetime) -> Redirect:
         timer = await self._get(*visit.form_key())
