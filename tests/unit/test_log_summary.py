@@ -2,18 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from structlog.testing import capture_logs
 
 from tests.support.timers import ACME, GLOBEX, reached
+from timer_service.domain.callback import Callback
+from timer_service.domain.delivery import Answered, DeliveryState, open_delivery
 from timer_service.domain.errors import RefusalReason
 from timer_service.domain.timer import Outcome
 from timer_service.observability.log_summary import LogSummary
 from timer_service.observability.work_log import WorkLog
 from timer_service.ports.command_source import Refusal
+from timer_service.ports.delivery_store import Finished
 from timer_service.testing import START
 from timer_service.workflows.catch_up import CatchUpChange
+from timer_service.workflows.deliver_callbacks import Attempted
 from timer_service.workflows.fire_due_timers import FireReport
 from timer_service.workflows.hold_back import HoldBackChange
 from timer_service.workflows.schedule_timers import ScheduleReport
@@ -175,6 +179,23 @@ def test_commands_are_summed_up_by_outcome() -> None:
         "scheduled": 4,
         "cancelled": 2,
     }
+
+
+def test_what_had_expired_or_waited_for_our_own_store_is_no_attempt() -> None:
+    before = open_delivery(reached(), Callback("https://shop.example/hooks"))
+    tried = replace(before, attempts=1, state=DeliveryState.DELIVERED)
+    log = WorkLog(Appointments().later)
+
+    with capture_logs() as lines:
+        log.delivered(
+            [
+                Attempted(Finished(before, tried), Answered(204), START, START),
+                Attempted(Finished(before, before), None, START, START),
+            ]
+        )
+
+    [line] = lines
+    assert (line["attempts"], line["delivered"], line["waiting"]) == (1, 1, 1)
 
 
 def test_the_log_tells_at_once_of_tenants_that_are_no_longer_waited_for_and_of_their_recovery() -> None:

@@ -5,7 +5,7 @@ Waiting ── any other end of an attempt ─▶ Waiting     until the schedule
 Waiting ── our own store was busy ──────▶ Waiting     that was not an attempt
 Waiting ── over, or of no use to repeat ▶ Failed
 Waiting ── abandoned by its owner ──────▶ Abandoned
-Failed, Abandoned, Delivered ── replay ─▶ Waiting     the same id; attempts are counted on
+Failed, Abandoned ── replay ────────────▶ Waiting     the same id; attempts are counted on
 """
 
 from collections.abc import Callable
@@ -202,7 +202,7 @@ def after_attempt(
     """Return the delivery as it is after an attempt that ended now."""
     if is_postponed(result):
         again_at = _later(now, _to_ms(STORE_PAUSE * (1 + MAX_JITTER * chance())))
-        return replace(delivery, next_attempt_at=again_at, error=describe(result))
+        return replace(delivery, next_attempt_at=again_at)
     if is_success(result):
         ended = {"state": DeliveryState.DELIVERED, "next_attempt_at": None, "ended_at": now}
         return _tried(delivery, result, started_at, **ended)

@@ -89,7 +89,8 @@ class WorkLog:
         outcomes = Counter(made.finished.after.state.value.lower() for made in group)
         lateness = (made.started_at - made.finished.before.due_at for made in group)
         max_lateness_ms = round(max(lateness).total_seconds() * 1000)
-        self._delivered.note(_Delivered(len(group), outcomes, max_lateness_ms))
+        attempts = sum(made.result is not None for made in group)
+        self._delivered.note(_Delivered(attempts, outcomes, max_lateness_ms))
         for made in group:
             if made.finished.after.state is DeliveryState.FAILED:
                 self._ended_badly.note((1, made.finished.after))
