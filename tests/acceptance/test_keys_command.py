@@ -56,7 +56,7 @@ def test_a_key_is_valid_for_a_while_and_not_forever_by_mistake(tmp_path: Path, l
 def test_a_tenant_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     refused = run_cli("keys", "create", "--tenant", "a.b", cwd=tmp_path)
 
-    assert (refused.returncode, "--tenant must be" in refused.stderr) == (2, True)
+    assert (refused.returncode, "--tenant: must be" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from rich.table import Column, Table
 
 from timer_client import wire
 from timer_service.adapters.system import local_now
-from timer_service.cli.arguments import Commands, add_json_argument, duration
-from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_USAGE, CommandFailed
+from timer_service.cli.arguments import Commands, add_json_argument, duration, tenant
+from timer_service.cli.exits import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CommandFailed
 from timer_service.cli.output import add_row, print_table, say, tell
 from timer_service.config import load_settings
 from timer_service.domain.api_keys import (
@@ -42,7 +42,10 @@ def add_commands(commands: Commands) -> None:
 
     create = actions.add_parser("create", help="create a key and show it once")
     create.add_argument(
-        "--tenant", required=True, help="whose timers it opens; '*' opens the page for all of them"
+        "--tenant",
+        required=True,
+        type=_owner,
+        help="whose timers it opens; '*' opens the page for all of them",
     )
     create.add_argument(
         "--scope",
@@ -108,9 +111,11 @@ def new_key(
     return text, ApiKey(key_id, tenant_id, scopes, digest_of(text), now, expires_at, note=note)
 
 
+def _owner(text: str) -> str:
+    return text if text == ALL_TENANTS else tenant(text)
+
+
 async def _create(options: argparse.Namespace, keys: ApiKeyStore) -> None:
-    if options.tenant != ALL_TENANTS and not wire.is_tenant_id(options.tenant):
-        raise CommandFailed(EXIT_USAGE, f"--tenant must be {wire.TENANT_RULE} (got {options.tenant!r})")
     scopes = frozenset(map(Scope, options.scope or ("read", "write", "replay")))
     text, key = new_key(TenantId(options.tenant), scopes, options.expires_in, options.note)
     await keys.add(key)

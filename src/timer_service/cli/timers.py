@@ -20,9 +20,9 @@ from timer_service.cli.arguments import (
     count,
     moment,
     span,
+    tenant,
 )
 from timer_service.cli.conversation import converse
-from timer_service.cli.exits import EXIT_USAGE, complain
 from timer_service.cli.output import add_row, as_block, print_table, say, tell
 from timer_service.printable import printable, printable_json
 
@@ -38,7 +38,7 @@ def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "watch", help="print each DueTimeReached and TimerExpired as it arrives, with its lateness"
     )
-    parser.add_argument("--tenant", help="only this tenant's events")
+    parser.add_argument("--tenant", type=tenant, help="only this tenant's events")
     parser.add_argument("--count", type=count, metavar="N", help="stop after N events")
     add_client_arguments(parser)
     parser.set_defaults(handler=watch)
@@ -143,8 +143,6 @@ def cancel(options: argparse.Namespace) -> int:
 
 def watch(options: argparse.Namespace) -> int:
     """Print events as they arrive."""
-    if options.tenant is not None and not wire.is_tenant_id(options.tenant):
-        return complain(EXIT_USAGE, f"--tenant must be {wire.TENANT_RULE} (got {options.tenant!r})")
 
     async def follow(client: OperatorClient) -> None:
         def ready() -> None:
