@@ -672,6 +672,38 @@ async def test_an_instance_that_stops_is_there_until_its_calls_have_ended() -> N
     assert state(rig) is DeliveryState.DELIVERED
 
 
+class _SlowPresence(_Present):
+    """Deliveries whose database takes so long to hear that we are there that all calls have ended by then."""
+
+    def __init__(self, timers: dict[TimerKey, Timer], go_on: Callable[[], None]) -> None:
+        super().__init__(timers)
+        self._go_on = go_on
+        self.is_slow = False
+
+    async def stay(self) -> None:
+        await super().stay()
+        if self.is_slow:
+            self._go_on()
+            while not any(kept.state is DeliveryState.DELIVERED for kept in self.kept.values()):
+                await asyncio.sleep(0)
+
+
+async def test_calls_that_end_while_the_store_is_told_of_us_end_a_stop() -> None:
+    sender = ScriptedSender()
+    rig = Rig(sender=sender)
+    rig.store.deliveries = deliveries = _SlowPresence(rig.store.timers, sender.go_on)
+    rig = Rig(sender=sender, store=rig.store)
+    await ask(rig, due_s=0)
+    sender.hang()
+
+    async with rig.running():
+        await rig.clock.until_rest()
+        deliveries.is_slow = True
+        rig.service.stop()
+
+    assert state(rig) is DeliveryState.DELIVERED
+
+
 async def test_what_was_missed_is_found_behind_all_that_waits() -> None:
     sender = ScriptedSender()
     rig = Rig(sender=sender)
@@ -737,6 +769,35 @@ async def test_a_repeat_that_is_kept_during_a_look_is_not_forgotten() -> None:
     await waiting.look(at(0), 0.0)
 
     assert (waiting.next_attempt_at, waiting.is_behind) == (at(5), False)
+
+
+async def test_a_repeat_that_is_kept_late_and_before_the_page_of_a_look_is_looked_for() -> None:
+    rig = Rig()
+    deliveries = _LateAnswer(rig.store.timers)
+    lanes = Lanes[TimerKey]()
+    waiting = WaitingList(deliveries, lanes)
+    first, late, other = (
+        DueTimeReached(TenantId(ACME), call(name), at(s), at(s), 1, None)
+        for name, s in (("first", 30), ("late", 5), ("other", 30))
+    )
+
+    def opened(event: DueTimeReached) -> None:
+        deliveries.kept[event.key] = open_delivery(event, CALLBACK)
+
+    def kept_late() -> None:
+        opened(late)
+        waiting.comes_at(late.at)
+
+    opened(first)
+    await waiting.look(at(60), 0.0)  # The next one goes on behind it.
+    opened(other)
+    waiting.handed_over([other])
+    waiting.look_on()
+    deliveries.meanwhile = kept_late
+    await waiting.look(at(60), 0.0)
+    await waiting.look(at(60), 0.0)
+
+    assert late.key in lanes.seats
 
 
 async def test_a_replay_during_a_look_is_looked_for_at_once() -> None:

@@ -223,11 +223,11 @@ class Delivering:
         """Wait for what is under way, and cut off what takes too long: it still waits in the store."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._stop_grace_s
-        while self._calls and (left_s := until_s - loop.time()) > 0:
+        while (calls := [*self._calls]) and (left_s := until_s - loop.time()) > 0:  # They may end meanwhile.
             with suppress(TransientError, TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._store.stay()
-            await asyncio.wait(self._calls, timeout=min(left_s, SHARED_LOOK_INTERVAL_S))
+            await asyncio.wait(calls, timeout=min(left_s, SHARED_LOOK_INTERVAL_S))
         for call in list(self._calls):
             call.cancel()
         if self._calls:

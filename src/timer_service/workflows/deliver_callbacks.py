@@ -89,6 +89,10 @@ class WaitingList:
             self.look_again()
         if self._seen_all or self.lanes.seats.is_full:
             return
+        if self.next_attempt_at is not None and self.next_attempt_at <= now:
+            self.look_again(
+                self.next_attempt_at
+            )  # Noted since this look began, and perhaps behind its place.
         # From here on: what is added while the store answers, which may not be in the answer, is said again.
         self._seen_all, self.next_attempt_at = True, None
         try:
