@@ -144,6 +144,22 @@ async def test_secrets_that_cannot_be_read_for_now_are_trouble_of_our_own() -> N
     assert receiver.connections == 0
 
 
+class _SlowSecrets(MemorySecretStore):
+    """Secrets that are read too slowly."""
+
+    async def secrets_of(self, tenant_id: TenantId) -> list[StoredSecret]:
+        await asyncio.sleep(2 * SHORT.total_seconds())
+        return await super().secrets_of(tenant_id)
+
+
+async def test_secrets_that_come_too_late_are_trouble_of_our_own() -> None:
+    async with receiving() as receiver, sending(keyring=keyring_of(_SlowSecrets())) as sender:
+        result = await sender.send(request_to(receiver.url(), timeout=SHORT))
+
+    assert result == Unreachable(Trouble.STORE, "the store is busy")
+    assert receiver.connections == 0
+
+
 async def test_a_redirect_is_not_followed_and_says_where_it_pointed() -> None:
     async with receiving() as other, receiving() as receiver, sending() as sender:
         receiver.answer = f"HTTP/1.1 307 X\r\nlocation: {other.url()}\r\ncontent-length: 0\r\n\r\n".encode()

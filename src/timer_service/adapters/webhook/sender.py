@@ -26,6 +26,7 @@ from timer_service.domain.delivery import (
     Trouble,
     Unreachable,
 )
+from timer_service.domain.errors import StoreBusy
 from timer_service.domain.messages import TenantId
 from timer_service.targets import Target, read_target
 
@@ -87,6 +88,8 @@ class HttpCallbackSender:
                 seen.sent = prepared.headers
                 return seen.result(await self._call(prepared, request.tenant_id, seen), request)
         except TimeoutError:
+            if not seen.sent:  # Nobody was asked yet: our own secrets came too late.
+                return Unreachable(Trouble.STORE, StoreBusy.public)
             # The status decides: a body that takes too long changes nothing about it.
             return seen.result(seen.answer or TimedOut(timeout), request)
         except Exception as error:
