@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.timers import ACME, at, call, scheduled_timer
 from timer_client.wire import format_time
-from timer_service.adapters.sqlite.ahead import MAX_AGE_S, MAX_ROWS, Ahead
+from timer_service.adapters.sqlite.ahead import MAX_AGE_S, MAX_ROWS, MAX_SAVED, Ahead
 from timer_service.domain.timer import TimerState
 
 MS = timedelta(milliseconds=1)
@@ -39,6 +39,15 @@ def test_before_the_file_was_read_nothing_is_known() -> None:
 
     assert ahead.take(at(1), 10, ()) is None
     assert ahead.next_due_at(at(0)) == (False, None)
+
+
+def test_what_is_saved_before_the_file_is_read_is_noted_up_to_a_limit() -> None:
+    ahead = Ahead(at(0))
+    ahead.saved([scheduled_timer(f"order-{n}", 60) for n in range(MAX_SAVED)])
+    was_full = ahead.is_full
+    ahead.saved([scheduled_timer("one-more", 60)])
+
+    assert (was_full, ahead.is_full) == (False, True)
 
 
 def test_filling_tells_when_the_first_is_due() -> None:

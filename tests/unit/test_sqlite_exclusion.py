@@ -27,6 +27,25 @@ def test_a_look_leaves_out_what_other_claims_hold() -> None:
     assert set(exclusion.begin_look()) == {ONE}
 
 
+def test_what_another_claim_holds_is_not_claimed_again() -> None:
+    exclusion = Exclusion()
+    exclusion.begin_look()
+    exclusion.claim({ONE})
+    exclusion.begin_look()
+
+    assert exclusion.claim({ONE, OTHER}) == {OTHER}
+
+
+def test_a_look_that_fails_notes_no_more_requests() -> None:
+    exclusion = Exclusion()
+    exclusion.begin_look()
+    exclusion.end_look()
+    with exclusion.requesting([ONE]):
+        pass
+
+    assert exclusion._asked_since == {}
+
+
 def test_a_timer_with_a_request_under_way_is_not_claimed() -> None:
     exclusion = Exclusion()
 

@@ -8,9 +8,11 @@ import pytest
 
 from tests.support.steps import counted
 from tests.support.timers import ACME, GLOBEX, at, call, schedule
+from timer_service.adapters.sqlite.ahead import MAX_SAVED
 from timer_service.adapters.sqlite.opening import open_sqlite_store
 from timer_service.adapters.sqlite.places import MAX_AGE_S, Places
 from timer_service.adapters.sqlite.store import SqliteTimerStore
+from timer_service.domain.callback import Sink
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, Claim, HeldBack
 from timer_service.testing import START as BEGINNING
 
@@ -64,6 +66,19 @@ async def test_what_is_saved_before_the_place_is_found_by_the_next_look(store: S
         found += [_calls(await _claim(stack, store)) for _ in range(4)]
 
     assert found == [["10", "11"], ["12", "13"], ["1", "3"], ["14", "15"], ["16", "17"], ["18", "19"]]
+
+
+async def test_a_service_that_looks_for_nothing_keeps_no_list_of_what_it_saves(
+    store: SqliteTimerStore,
+) -> None:
+    """As it is while the broker does not answer and REST goes on."""
+    async with AsyncExitStack() as stack:
+        await _claim(stack, store)
+    for batch in range(5):
+        await _keep(store, *range(1, 1 + MAX_SAVED // 4), number=batch * MAX_SAVED, tenant=f"tenant-{batch}")
+
+    assert store._looks[Sink.BUS]._ahead is None
+    assert (await store.next_due_at(BEGINNING)) == at(1)
 
 
 async def test_what_is_given_back_is_found_by_the_next_look(store: SqliteTimerStore) -> None:

@@ -11,6 +11,8 @@ from timer_service.domain.timer import Timer, TimerState
 
 MAX_ROWS: Final = 100
 """How many timers are read ahead."""
+MAX_SAVED: Final = 10_000
+"""How many timers that were saved before the file was read are noted: without the broker, nobody reads it."""
 MAX_AGE_S: Final = 5
 """What somebody else changed in the file counts after this long, as it would with a poll."""
 
@@ -34,6 +36,11 @@ class Ahead:
         self._rows: dict[TimerKey, tuple[datetime, Row]] = {}
         self._saved_meanwhile: set[TimerKey] | None = set()
         """None once the file was read."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether so much was saved that it is better to read the file than to note more."""
+        return self._saved_meanwhile is not None and len(self._saved_meanwhile) > MAX_SAVED
 
     def follows(self, look_at: datetime) -> bool:
         """Return whether nothing else is due at the moment of a look than what it found."""

@@ -43,10 +43,15 @@ class Exclusion:
         self._asked_since[sink] = set(self._asking)
         return self._claimed
 
+    def end_look(self, sink: Sink = Sink.BUS) -> None:
+        """Note no more requests: the look has failed."""
+        self._asked_since.pop(sink, None)
+
     def claim(self, found: Collection[TimerKey], sink: Sink = Sink.BUS) -> set[TimerKey]:
         """Claim what a look has found, but for the timers of requests since it began; return the claimed."""
         self._wanted[sink] = self._asked_since.pop(sink, set()).intersection(found)
-        claimed = set(found) - self._wanted[sink]
+        # A look that began at a place may have found again what was claimed from further on.
+        claimed = set(found) - self._wanted[sink] - self._claimed
         self._claimed |= claimed
         return claimed
 

@@ -99,6 +99,8 @@ class Looks:
         """Look for what is due among timers that were saved."""
         if self._ahead is not None:
             self._ahead.saved(timers)
+            if self._ahead.is_full:
+                self._ahead = None
         self._places.forget(timer.tenant_id for timer in timers)
         self._tenants.note_saved(timers)
 

@@ -156,7 +156,11 @@ class SqliteTimerStore:
         looks = self._looks[sink]
         async with self._claiming[sink]:
             claimed_before = self._exclusion.begin_look(sink)
-            found, more, read_ahead = await looks.find(now, limit, claimed_before, held_back)
+            try:
+                found, more, read_ahead = await looks.find(now, limit, claimed_before, held_back)
+            except BaseException:
+                self._exclusion.end_look(sink)
+                raise
             keys = {row[:2] for row in found}
             claimed = self._exclusion.claim(keys, sink)
             looks.given_back(keys - claimed)
