@@ -744,6 +744,19 @@ def test_a_look_at_what_is_known_rests_after_each_page_and_as_long_as_it_took_af
     assert [*begins, rescan.at_s] == [105.0, 110.0, 120.0, 137.0, 142.5]
 
 
+def test_what_was_missed_is_looked_for_although_there_is_always_something_to_begin() -> None:
+    """As behind the backlog of a tenant whose callbacks end at once."""
+    rescan = Rescan(5.0, 100.0)
+    due = [
+        (now_s, is_busy)
+        for now_s in (104.0, 105.0, 109.0, 110.0)
+        for is_busy in (False, True)
+        if rescan.is_due(now_s, is_busy=is_busy)
+    ]
+
+    assert due == [(105.0, False), (109.0, False), (110.0, False), (110.0, True)]
+
+
 class _LateAnswer(MemoryDeliveries):
     """Deliveries of which a page comes after others have changed what it shows."""
 

@@ -39,6 +39,10 @@ class Rescan:
         self.at_s = now_s + interval_s
         """When the next page is looked at."""
 
+    def is_due(self, now_s: float, *, is_busy: bool) -> bool:
+        """Return whether to look: at once if nothing else was to be done, and a while later all the same."""
+        return now_s >= self.at_s + (self._interval_s if is_busy else 0.0)
+
     def looked(self, from_s: float, to_s: float, *, is_last: bool) -> None:
         """Rest after a page."""
         began_s = from_s if self._began_s is None else self._began_s
@@ -152,7 +156,7 @@ class Delivering:
         await self._waiting.look(now, now_s)
         self._looked_s = now_s
         begun = 0 if len(self._unkept) >= MAX_UNKEPT else await self._begin(tasks, now, now_s)
-        if not begun and not self._waiting.is_behind and now_s >= self._rescan.at_s:
+        if not self._waiting.is_behind and self._rescan.is_due(now_s, is_busy=begun > 0):
             from_s = self._elapsed_s()
             is_last = await self._waiting.look_at_known(now, from_s)
             self._rescan.looked(from_s, self._elapsed_s(), is_last=is_last)
