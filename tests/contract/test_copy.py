@@ -203,6 +203,40 @@ async def test_a_target_that_holds_timers_is_refused(sqlite: str, postgres: str)
     assert await everything(postgres) == before
 
 
+async def test_a_copy_that_is_refused_leaves_secrets_and_keys_alone(
+    sqlite: str, postgres: str, tmp_path: Path
+) -> None:
+    await fill(sqlite, many())
+    await fill(postgres, [schedule("precious")])
+    async with open_secrets_and_keys(sqlite) as (store, kept):
+        await store.save_secrets([named_secret(b"theirs")])
+        await kept.add(api_key("0"))
+    async with open_secrets_and_keys(postgres) as (store, _):
+        await store.save_secrets([named_secret(b"ours")])
+
+    result = await asyncio.to_thread(run_cli, "copy", "--from", sqlite, "--to", postgres, cwd=tmp_path)
+
+    assert (result.returncode, "already holds timers" in result.stderr) == (1, True)
+    async with open_secrets_and_keys(postgres) as (store, kept):
+        assert [each.sealed for each in await store.secrets_after(None, 10)] == [b"ours"]
+        assert list(await kept.list_keys()) == []
+
+
+async def test_a_key_that_is_revoked_after_it_was_copied_is_revoked_in_the_copy(
+    sqlite: str, postgres: str
+) -> None:
+    for url in (sqlite, postgres):
+        await fill(url, [schedule("order-1")])
+    async with open_secrets_and_keys(sqlite) as (_, source), open_secrets_and_keys(postgres) as (_, target):
+        await source.add(api_key("0"))
+        counts = [await copy_keys(source, target)]
+        await source.revoke("0", at(3))
+        counts.append(await copy_keys(source, target))
+
+        assert counts == [1, 0]
+        assert await target.get("0") == await source.get("0")
+
+
 @pytest.mark.parametrize("name", ["before.db", "zebra.db"])
 async def test_an_unfinished_copy_of_another_store_is_refused(
     sqlite: str, postgres: str, tmp_path: Path, name: str
@@ -437,6 +471,14 @@ def test_a_copy_that_cannot_begin_is_one_clear_line(
     assert complaint in result.stderr
     assert "Traceback" not in result.stderr
     assert "secret" not in result.stderr
+
+
+def named_secret(sealed: bytes) -> StoredSecret:
+    return StoredSecret(TenantId(ACME), SecretKind.NAMED, "token", sealed, created_at=at(0))
+
+
+def api_key(key_id: str) -> ApiKey:
+    return ApiKey(key_id, TenantId(ACME), frozenset({Scope.READ}), bytes(32), at(0), None, None, "")
 
 
 @pytest.mark.parametrize("back", [False, True])

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 from timer_service.adapters.sqlite.backup import back_up
@@ -102,7 +103,7 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
         TimeRemainingColumn,
     )
 
-    from timer_service.wiring.stores import open_archives, open_secrets_and_keys  # noqa: PLC0415
+    from timer_service.wiring.stores import open_archives  # noqa: PLC0415
 
     # On stderr, and only where a person looks: stdout belongs to the result.
     bar = Progress(
@@ -121,10 +122,22 @@ async def _copy(options: argparse.Namespace) -> CopyReport:
 
     with bar:
         async with open_archives(options.source, options.target) as (source, target):
-            async with (
-                open_secrets_and_keys(options.source) as (secrets, keys),
-                open_secrets_and_keys(options.target) as (secrets_there, keys_there),
-            ):
-                await copy_secrets(secrets, secrets_there)
-                await copy_keys(keys, keys_there)
-            return await copy_timers(source=source, target=target, restart=options.restart, progress=show)
+            return await copy_timers(
+                source=source,
+                target=target,
+                restart=options.restart,
+                progress=show,
+                first=partial(_copy_secrets_and_keys, options.source, options.target),
+            )
+
+
+async def _copy_secrets_and_keys(source: str, target: str) -> None:
+    # Here, as above.
+    from timer_service.wiring.stores import open_secrets_and_keys  # noqa: PLC0415
+
+    async with (
+        open_secrets_and_keys(source) as (secrets, keys),
+        open_secrets_and_keys(target) as (secrets_there, keys_there),
+    ):
+        await copy_secrets(secrets, secrets_there)
+        await copy_keys(keys, keys_there)

@@ -22,8 +22,16 @@ async def copy_secrets(source: SecretStore, target: SecretStore, batch_size: int
 
 
 async def copy_keys(source: ApiKeyStore, target: ApiKeyStore) -> int:
-    """Copy the keys that are not there yet, and return how many; repeating it is harmless."""
-    missing = [key for key in await source.list_keys() if await target.get(key.id) is None]
-    for key in missing:
-        await target.add(key)
-    return len(missing)
+    """Copy the keys that are not there yet, and return how many; repeating it is harmless.
+
+    One that was revoked since it was copied is revoked there, too.
+    """
+    copied = 0
+    for key in await source.list_keys():
+        there = await target.get(key.id)
+        if there is None:
+            await target.add(key)
+            copied += 1
+        elif key.revoked_at is not None and there.revoked_at is None:
+            await target.revoke(key.id, key.revoked_at)
+    return copied

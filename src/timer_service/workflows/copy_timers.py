@@ -1,6 +1,6 @@
 """Move all timers from one store to another, and prove that none was lost or changed."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -36,15 +36,19 @@ async def copy_timers(
     target: WritableArchive,
     restart: bool,
     progress: Progress,
+    first: Callable[[], Awaitable[None]] | None = None,
     batch_size: int = COPY_BATCH,
     callbacks: int = COPY_CALLBACKS,
 ) -> CopyReport:
     """Copy in parts, each in one transaction, then read both stores again and compare them.
 
     An interrupted copy goes on where it ended. The target counts as a copy only after the comparison, and the
-    source is closed to services from then on.
+    source is closed to services from then on. What else is to be copied comes first, once it is certain that
+    the target takes a copy.
     """
     await _begin(source, target, restart=restart)
+    if first is not None:
+        await first()
     await target.write_epochs(await source.epochs())
     total = await source.count()
     done, after = await target.count(), await target.last_key()
