@@ -105,6 +105,21 @@ async def test_exact_bytes_are_kept_as_they_are(site: Site) -> None:
     assert base64.b64decode(reply.json["timer"]["callback"]["bodyBase64"]) == exact
 
 
+@pytest.mark.parametrize(
+    "exact", [b"[" * 2_000, b'"\\ud800"', b"NaN", b"1e400", b"[" + b"1" * 400 + b".0]", b"\xff"]
+)
+async def test_bytes_that_only_say_they_are_json_are_shown_as_bytes(site: Site, exact: bytes) -> None:
+    text = base64.b64encode(exact).decode()
+
+    replies = [await put(site, bodyBase64=text), await site.ask("GET", "/v1/timers/order-1")]
+    compact = await site.ask("GET", "/timers/order-1")
+
+    assert [reply.status for reply in replies] == [201, 200]
+    assert [reply.json["timer"]["callback"]["bodyBase64"] for reply in replies] == [text, text]
+    assert (compact.status, compact.json["data"]["callback_payload"]) == (200, None)
+    assert not any(word in reply.body for reply in (*replies, compact) for word in (b"NaN", b"Infinity"))
+
+
 async def test_without_a_body_the_event_of_the_firing_is_sent(site: Site) -> None:
     await put(site)
 

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -32,6 +33,7 @@ MAX_ATTEMPTS: Final = 50
 MAX_PAUSE_MS: Final = 7 * 86_400_000
 MAX_EXPIRY_MS: Final = 366 * 86_400_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_MAYBE_TOO_LARGE: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
 _NEW: Final = Callback(url="")
 """What a new callback is as long as nothing else is asked for."""
 
@@ -207,6 +209,14 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
+def read_payload(payload: bytes) -> Any:
+    """Return what a body says, where it is JSON that we can write again; otherwise raise ValueError."""
+    value = wire.parse_json(payload)
+    if _MAYBE_TOO_LARGE.search(payload):
+        json.dumps(value, allow_nan=False)  # 1e400 is JSON, but not a number that we know.
+    return value
+
+
 def _payload(body: CallbackPatch, old: Callback, most: int, pointer: str) -> tuple[bytes | None, str]:
     """Return the exact bytes to sign and send, and what they are."""
     given = body.model_fields_set
@@ -276,7 +286,7 @@ def _shown_payload(callback: Callback) -> dict[str, Any]:
         return {}
     if callback.content_type.partition(";")[0].strip() == "application/json":
         try:
-            return {"body": json.loads(callback.body)}
+            return {"body": read_payload(callback.body)}
         except ValueError:
             pass  # Exact bytes that say they are JSON.
     return {"bodyBase64": base64.b64encode(callback.body).decode()}

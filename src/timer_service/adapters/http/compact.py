@@ -16,7 +16,7 @@ from timer_service.adapters.endpoints import TIMERS_PER_REQUEST
 from timer_service.adapters.http import bodies, conditions
 from timer_service.adapters.http.api import Answer, Request
 from timer_service.adapters.http.builder import CommandBuilder, name_in, new_id
-from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, CallbackPatch
+from timer_service.adapters.http.callbacks import CallbackBody, CallbackDesk, CallbackPatch, read_payload
 from timer_service.adapters.http.pending import PendingLimit
 from timer_service.adapters.http.problems import FieldError, Problem, invalid, invalid_parameter
 from timer_service.deliveries import Deliveries
@@ -316,7 +316,7 @@ def _last_change(timer: Timer, record: CallbackRecord | None) -> datetime:
 
 def _json_or_none(body: bytes | None) -> Any:
     try:
-        return json.loads(body) if body else None
+        return read_payload(body) if body else None
     except ValueError:
         return None
 
