@@ -1,6 +1,7 @@
 """Streams over hours: what is silent is kept open, and what is measured does not pile up."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from tests.simulation.loop import VirtualLoop
 from tests.support.pages import Pages
 from timer_service.adapters.http.pages.figures import FiguresDesk
-from timer_service.adapters.http.pages.live import KEPT_SAMPLES, SAMPLE_S, Live
+from timer_service.adapters.http.pages.live import KEPT_SAMPLES, SAMPLE_S, TICK_S, Live
+from timer_service.domain.errors import StoreBusy
 from timer_service.right_of_way import RightOfWay
 
 LONGEST_SILENCE_S = 15.0
@@ -32,6 +34,42 @@ def _for_hours(watch: Callable[[Live, VirtualLoop], Coroutine[Any, Any, None]]) 
         loop.run_until_complete(scene())
     finally:
         loop.close()
+
+
+def test_a_store_that_does_not_answer_ends_no_stream() -> None:
+    said: dict[str, list[bytes]] = {"broken": [], "other": []}
+    seconds = itertools.count()
+
+    async def broken() -> dict[str, str]:
+        second = next(seconds)
+        if 3 <= second < 6:
+            raise StoreBusy("the store is busy")
+        return {"second": str(second)}
+
+    async def other() -> dict[str, str]:
+        return {"ticks": str(next(ticks))}
+
+    async def watch(live: Live, _: VirtualLoop) -> None:
+        def sends_to(name: str) -> Callable[[bytes], Coroutine[Any, Any, None]]:
+            async def send(chunk: bytes) -> None:
+                said[name].append(chunk)
+
+            return send
+
+        watching = [
+            asyncio.ensure_future(live.follow(name, measure).run(sends_to(name)))
+            for name, measure in (("broken", broken), ("other", other))
+        ]
+        await asyncio.sleep(10 * TICK_S)
+        for each in watching:
+            each.cancel()
+        await asyncio.wait(watching)
+
+    ticks = itertools.count()
+    _for_hours(watch)
+
+    assert said["broken"][-1] == b'data: {"second": "9"}\n\n'
+    assert len(said["other"]) == 11  # And where to connect again.
 
 
 def test_a_stream_without_news_says_something_every_quarter_of_a_minute() -> None:

@@ -11,6 +11,7 @@ from tests.support.pages import ALL, Notebook, Pages
 from tests.support.timers import ACME, call, schedule
 from tests.unit.test_page_refused import letter, message
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
+from timer_service.domain.api_keys import Scope
 from timer_service.domain.messages import ServiceCallId, TenantId
 from timer_service.ports.audit import Action
 from timer_service.ports.letter_box import Letter, LettersFound
@@ -62,6 +63,37 @@ async def test_one_correction_repairs_a_whole_group_and_its_job_tells_of_each(pa
     assert "a <b>sender" not in page
     again = (await pages.get(f"refused-replay?{GROUP}&fix=utc&format=json")).json
     assert again["letters"][-1]["timer"]["state"] == "Scheduled"  # What was sent already is seen.
+
+
+async def test_of_two_letters_about_one_timer_the_newer_one_counts() -> None:
+    pages = await opened(
+        letter(1, body=message("order-1", "2026-07-01T09:00:00")),
+        letter(2, body=message("order-1", "2026-08-01T09:00:00")),
+    )
+
+    await pages.post("refused-replay", FORM | WHY | {"count": "2"})
+
+    timer = (await pages.get("timer?tenant=acme&id=order-1&format=json")).json["timer"]
+    assert timer["dueAt"] == "2026-08-01T09:00:00.000Z"
+
+
+async def test_letters_are_sent_again_by_those_who_may_schedule() -> None:
+    closed = await opened(letter(1), page_key="k" * 40)
+    form = {
+        "n": "1",
+        "subject": "timer.commands.acme.ScheduleTimer",
+        "body": message("order-1", "2026-07-01T09:00:00Z").decode(),
+    }
+    sends_again = await closed.add_key("tmr_again_x", ACME, Scope.READ, Scope.REPLAY)
+    reads = await closed.add_key("tmr_admin_x", ACME, Scope.READ, Scope.ADMIN)
+
+    refused = [
+        (await closed.post("letter-replay", form, authorization=sends_again)).status,
+        (await closed.post("refused-replay", FORM | WHY | {"count": "1"}, authorization=reads)).status,
+    ]
+
+    assert refused == [403, 403]
+    assert closed.site.store.timers == {}
 
 
 async def test_a_group_that_has_changed_or_has_no_reason_is_not_sent(pages: Pages) -> None:

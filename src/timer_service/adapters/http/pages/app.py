@@ -267,6 +267,8 @@ async def _with_form(visit: Visit, receive: Receive) -> Visit:
             more = True
             while more:
                 message = await receive()
+                if message["type"] == "http.disconnect":  # Half a form would mean something else.
+                    raise PageError(400, "The form did not arrive as a whole.")
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(body) > MAX_BODY_BYTES:

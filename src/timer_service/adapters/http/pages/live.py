@@ -98,11 +98,19 @@ class Live:
             if not self._watching:
                 self._wanted.clear()
                 await self._wanted.wait()
-            self._frames = {name: await measure() for name, measure in list(self._measures.items())}
+            measures = list(self._measures.items())
+            self._frames = {name: await self._frame(name, measure) for name, measure in measures}
             for ticked in list(self._watching):
                 await asyncio.sleep(0)
                 ticked.set()
             await asyncio.sleep(TICK_S)
+
+    async def _frame(self, name: Hashable, measure: Measure) -> Measured:
+        """Return what is new of a stream; while the store does not answer, what was there before."""
+        try:
+            return await measure()
+        except TransientError:
+            return self._frames.get(name, {})
 
     async def _measure(self, tenants: Tenants) -> Measured:
         try:

@@ -102,7 +102,8 @@ def _refused(screens: RefusedScreens, group: ReplayScreens) -> Sequence[Route]:
         Route("letter", screens.letter, Scope.READ),
         Route("letter-body", screens.body, Scope.READ),
         Route("letter-check", screens.check, Scope.READ, "POST"),
-        Route("letter-replay", screens.replay, Scope.REPLAY, "POST"),
+        # It schedules or cancels a timer, whichever the form says.
+        Route("letter-replay", screens.replay, Scope.WRITE, "POST"),
         Route("refused-replay", group.preview, Scope.ADMIN),
         Route("refused-replay", group.start, Scope.ADMIN, "POST"),
         Route("refused-retry", screens.retry, Scope.REPLAY, "POST"),

@@ -11,6 +11,7 @@ from timer_service.adapters.http.pages.letter_desk import LetterDesk, command_vi
 from timer_service.adapters.http.pages.rows import timer_row
 from timer_service.adapters.http.pages.visit import PageError, Redirect, Screen, Visit, address, by_curl
 from timer_service.bulk import Ending
+from timer_service.domain.api_keys import Scope
 from timer_service.domain.errors import CommandRefused, TransientError
 from timer_service.domain.messages import Command, TimerKey
 from timer_service.domain.timer import Timer
@@ -53,6 +54,8 @@ class ReplayScreens:
 
     async def start(self, visit: Visit) -> Redirect:
         """Carry out all messages of a group, each with the same correction; it is noted as a job is."""
+        if Scope.WRITE not in visit.user.scopes:
+            raise PageError(403, "This needs the right to write: letters schedule and cancel timers.")
         members = await self._members(visit, {name: visit.field(name) for name in _GROUP})
         if str(len(members)) != visit.field("count"):
             raise PageError(409, f"The group has {len(members)} letters now: look at it again.")
@@ -66,7 +69,8 @@ class ReplayScreens:
         async with self._sending:
             notes = self._auditor.of_job(visit.user, "replay", tenant, subject, reason)
             job = await notes.begin(len(members))
-            outcomes = Counter([await self._replay_one(visit, letter, job) for letter in members])
+            # The oldest first: what a newer one says of the same timer counts in the end.
+            outcomes = Counter([await self._replay_one(visit, each, job) for each in reversed(members)])
             await notes.close(job, Ending.FINISHED, outcomes)
         return Redirect(address("job", n=job))
 
