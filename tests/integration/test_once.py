@@ -102,7 +102,7 @@ async def test_each_firing_and_each_consumer_counts_for_itself(connection: Any) 
     assert await _count(connection) == 3
 
 
-@pytest.mark.parametrize("bare", ["sqlite3", "aiosqlite", "pool"], indirect=True)
+@pytest.mark.parametrize("bare", ["sqlite3", "aiosqlite", "asyncpg", "pool"], indirect=True)
 async def test_handlers_that_share_a_connection_take_turns(connection: Any) -> None:
     async def handle(number: int) -> None:
         async with replace(FIRING, id=f"id-{number}", service_call_id=f"order-{number}").once(
@@ -116,6 +116,29 @@ async def test_handlers_that_share_a_connection_take_turns(connection: Any) -> N
     await asyncio.gather(*map(handle, range(10)), return_exceptions=True)
 
     assert await _count(connection) == 5
+
+
+@pytest.mark.parametrize("bare", ["aiosqlite"], indirect=True)
+async def test_a_handler_that_is_cancelled_as_it_begins_leaves_no_transaction_to_join(
+    connection: Any, tmp_path: Path
+) -> None:
+    async def handle(firing: Firing) -> None:
+        async with firing.once(connection) as transaction:
+            await _effect(transaction)
+
+    with closing(sqlite3.connect(tmp_path / "own.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        handling = asyncio.ensure_future(handle(FIRING))
+        for _ in range(10):
+            await asyncio.sleep(0)  # It waits for the other one in the driver's thread now.
+        handling.cancel()
+        await asyncio.sleep(0)
+        other.execute("ROLLBACK")
+        await asyncio.wait({handling})
+        await handle(replace(FIRING, id="id-2"))
+
+        assert handling.cancelled()
+        assert other.execute(COUNT).fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("bare", ["aiosqlite", "pool"], indirect=True)

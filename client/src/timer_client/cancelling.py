@@ -1,12 +1,15 @@
-"""Notice a cancellation that was lost on the way.
+"""Cancellations that are lost on the way, come from elsewhere, or must not abandon what was begun.
 
 nats-py waits with `asyncio.wait_for`, and that of Python 3.11 returns an answer that comes in at the same
 moment as a cancellation, and forgets the cancellation. Who sleeps for three days would then go on sleeping.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -18,3 +21,23 @@ def cancellable() -> Iterator[None]:
     yield
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
+
+
+def is_cancelled() -> bool:
+    """Return whether the task itself was cancelled, and not only what it has waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """Return what comes of something that goes on when nobody waits; if cancelled, wait for its end first."""
+    job = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        while not job.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({job})
+        if not job.cancelled():
+            job.exception()  # Nobody else looks at it.
+        raise

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
+from timer_client.cancelling import to_the_end
 from timer_client.errors import AlreadyHandled, TimerError
 
 SQLITE_FIRINGS_TABLE: Final = """\
@@ -77,13 +78,14 @@ async def _once_of_pool(pool: Any, row: tuple[str | int, ...]) -> AsyncIterator[
 
 @asynccontextmanager
 async def _once_in_postgres(connection: Any, row: tuple[str | int, ...]) -> AsyncIterator[Any]:
-    transaction = await _begun_in_postgres(connection, row)
-    try:
-        yield connection
-    except BaseException:
-        await transaction.rollback()
-        raise
-    await transaction.commit()
+    async with _alone(connection):
+        transaction = await _begun_in_postgres(connection, row)
+        try:
+            yield connection
+        except BaseException:
+            await transaction.rollback()
+            raise
+        await transaction.commit()
 
 
 async def _begun_in_postgres(connection: Any, row: tuple[str | int, ...]) -> Any:
@@ -123,9 +125,9 @@ async def _once_in_sqlite(connection: Any, row: tuple[str | int, ...]) -> AsyncI
     """Begin a transaction and commit it, or join the one that the caller has begun and will commit."""
     async with _alone(connection):
         is_ours = not connection.in_transaction
-        if is_ours:
-            await _sqlite(connection, "BEGIN IMMEDIATE")
         try:
+            if is_ours:
+                await _sqlite(connection, "BEGIN IMMEDIATE")
             try:
                 cursor = await _sqlite(connection, _REMEMBER_SQLITE, row)
             except Exception as error:
@@ -133,12 +135,12 @@ async def _once_in_sqlite(connection: Any, row: tuple[str | int, ...]) -> AsyncI
             if cursor.rowcount == 0:
                 raise _already(row)
             yield connection
+            if is_ours and connection.in_transaction:
+                await _sqlite(connection, "COMMIT")
         except BaseException:
             if is_ours and connection.in_transaction:
                 await _sqlite(connection, "ROLLBACK")
             raise
-        if is_ours and connection.in_transaction:
-            await _sqlite(connection, "COMMIT")
 
 
 @asynccontextmanager
@@ -157,7 +159,8 @@ async def _alone(connection: Any) -> AsyncIterator[None]:
 
 async def _sqlite(connection: Any, statement: str, parameters: tuple[str | int, ...] = ()) -> Any:
     result = connection.execute(statement, parameters)
-    return await result if inspect.isawaitable(result) else result
+    # aiosqlite carries out what it was given, also if nobody waits any more: the next one would join it.
+    return await to_the_end(result) if inspect.isawaitable(result) else result
 
 
 def _is_pool(connection: Any) -> bool:

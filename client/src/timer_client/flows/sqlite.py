@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from timer_client.cancelling import to_the_end
 from timer_client.flows.journal import settle
 from timer_client.flows.model import FlowError
 from timer_client.flows.statements import Hold, Memo, Rows, Work, held, migrate, save
@@ -121,12 +122,8 @@ class SqliteJournal:
         if self._thread is None:
             return function(*arguments)
         # Not abandoned when cancelled: the connection must be free before anybody else has it.
-        job = asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            await asyncio.wait({job})
-            raise
+        loop = asyncio.get_running_loop()
+        return await to_the_end(loop.run_in_executor(self._thread, partial(function, *arguments)))
 
 
 class MemoryJournal(SqliteJournal):
