@@ -113,14 +113,16 @@ async def test_workers_of_one_name_share_the_firings(desk: Desk) -> None:
     assert Counter(handled.ids) == {f"order-{number}": 1 for number in range(40)}
 
 
-async def test_a_handler_that_fails_gets_the_firing_again(timers: Timers) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("not yet"), asyncio.CancelledError()])
+async def test_a_handler_that_fails_gets_the_firing_again(timers: Timers, error: BaseException) -> None:
+    """Also if what fails is something that it waits for and somebody else has cancelled."""
     handled, failures = Handled(), 2
 
     async def handle(firing: Firing) -> None:
         nonlocal failures
         if failures:
             failures -= 1
-            raise RuntimeError("not yet")
+            raise error
         await handled(firing)
 
     async with timers.consume("billing", handle, retry_delays=AT_ONCE) as consumer:

@@ -16,12 +16,15 @@ from pydantic import BaseModel
 from tests.support.flows import JOURNALS, NIGHT, Overheard, Shop
 from tests.support.patience import PATIENCE_S
 from timer_client import Timers
-from timer_client.errors import Fenced, Later
+from timer_client.errors import Fenced, Later, ServiceAway
 from timer_client.flows import FlowError, Flows, Run, RunNotFound, RunState, StepFailed, Suspension, Worker
 from timer_client.flows.reconcile import GRACE_MS, reconcile
+from timer_client.requests import Explanation
+from timer_client.testing import FakeTimers
 from timer_service.testing import START
 
 ONCE = [timedelta(seconds=1)]
+ENDLESS = timedelta(days=900_000_000)
 MAX_TURNS = 30
 """Of the event loop, more than a transaction in memory takes."""
 
@@ -247,6 +250,37 @@ async def test_a_failure_that_was_caught_stays_one(shop: Shop) -> None:
 
     assert await _run(shop, flows) == (RunState.COMPLETED, "charge ZeroDivisionError no money", None)
     assert shop.done == ["declined"]
+
+
+async def test_a_step_whose_work_somebody_else_has_cancelled_has_failed(shop: Shop) -> None:
+    flows = shop.flows()
+
+    async def interrupted() -> None:
+        raise asyncio.CancelledError
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> str:
+        try:
+            await run.step("step", interrupted)
+        except StepFailed as failure:
+            return failure.kind
+        return "done"
+
+    assert (await _run(shop, flows))[1] == "CancelledError"
+
+
+@pytest.mark.parametrize("sleeps", [True, False], ids=["sleep", "wait"])
+async def test_what_would_end_after_the_last_year_is_an_error(shop: Shop, sleeps: bool) -> None:
+    flows = shop.flows()
+
+    @flows.flow("order", retry_delays=[timedelta(minutes=1)])
+    async def order(run: Run, _: None) -> None:
+        await (run.sleep("long", ENDLESS) if sleeps else run.wait("long", timeout=ENDLESS))
+
+    state, _, error = await _run(shop, flows)
+
+    assert (state, error) == (RunState.FAILED, "ValueError: 'long' must end before the year 10000")
+    assert [run.id async for run in flows.list()] == ["one"]
 
 
 async def test_a_failure_that_was_caught_before_branches_or_in_one_that_has_ended_stays_one(
@@ -958,6 +992,41 @@ async def test_a_run_whose_worker_died_with_its_event_is_freed_and_one_in_hand_i
 
     assert (found[:4], found[4:].count(1) > 0) == ([0] * 4, True)
     assert (await flows.get("one")).result == "a"
+
+
+class _Away(FakeTimers):
+    """Timers of a service that answers no question while it is away."""
+
+    is_away = False
+
+    async def explain(self, service_call_id: str) -> Explanation:
+        if self.is_away:
+            raise ServiceAway("it is away")
+        return await super().explain(service_call_id)
+
+
+async def test_a_run_in_hand_stays_so_while_the_service_is_away(shop: Shop) -> None:
+    stuck, timers = _Stuck(), _Away()
+    flows = Flows(timers, shop.journal, name="shop")
+
+    @flows.flow("order")
+    async def order(run: Run, _: None) -> str:
+        return await run.step("step", stuck.wait, "a")
+
+    await flows.start("order", id="one")
+    holder, other = Worker(flows), Worker(flows)
+    handling = asyncio.ensure_future(holder.handle(shop.firing(flows, "one")))
+    await stuck.begun.wait()
+    timers.is_away = True
+    for _ in range(12):
+        await timers.advance(minutes=1)
+        with pytest.raises(ServiceAway):
+            await reconcile(holder)
+    timers.is_away = False
+
+    assert await _woken(other) == 0
+    stuck.may_end.set()
+    await handling
 
 
 async def test_a_journal_without_tables_names_the_one_that_is_missing(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Firings in our hands: kept by signs of life, and answered for only while they are ours."""
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import cast
 
 from nats.aio.client import Client
@@ -41,6 +43,32 @@ def _leases() -> tuple[Wire, Leases]:
 
 def _lease(seconds_left: float) -> Lease:
     return Lease(_message(), FIRING, time.monotonic() + seconds_left)
+
+
+class Absorbing(Wire):
+    """A connection whose answer comes with the cancellation, which nats-py then forgets on Python 3.11."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+
+    async def flush(self) -> None:
+        self.is_asked.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+
+async def test_who_keeps_firings_ends_when_it_is_cancelled_just_as_the_broker_answers() -> None:
+    wire = Absorbing()
+    leases = Leases(cast("Client", wire), 10.0)
+    leases.add(_lease(5))
+    keeping = asyncio.ensure_future(leases.keep())
+    await wire.is_asked.wait()
+
+    keeping.cancel()
+    await asyncio.wait({keeping})
+
+    assert keeping.cancelled()
 
 
 async def test_who_has_lost_a_firing_stays_silent() -> None:

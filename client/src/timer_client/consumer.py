@@ -14,6 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from timer_client.cancelling import is_cancelled
 from timer_client.due import span_ms
 from timer_client.errors import AlreadyHandled, Fenced, Later, Reject, RequestRefused, ServiceAway
 from timer_client.firing import Firing
@@ -316,7 +317,12 @@ class _NotAsync(TypeError):
 async def _returned(result: object) -> None:
     if not inspect.isawaitable(result):
         raise _NotAsync(_NotAsync.rule)
-    await result
+    try:
+        await result
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        raise RuntimeError("somebody else has cancelled what the handler waited for") from error
 
 
 def _again_after(delay: timedelta) -> bytes:

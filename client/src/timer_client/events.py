@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from nats.aio.client import Client
@@ -47,31 +47,36 @@ class Expired(Seen):
 
 async def watch_events(
     connection: Client, subject: str, subscribed: Callable[[], None]
-) -> AsyncIterator[Reached | Expired]:
+) -> AsyncGenerator[Reached | Expired, None]:
     """Yield each event on a subject as it is published."""
     subscription = await connection.subscribe(subject)
-    await _until_told(connection)
-    subscribed()
-    async for message in subscription.messages:
-        received_ms = now_ms()
-        try:
-            envelope = wire.read_envelope(message.data)
-            payload = wire.read_payload(envelope)
-        except wire.WireError:
-            continue  # Not one of the service's: anybody with the permission can publish here.
-        if isinstance(payload, wire.DueTimeReachedPayload):
-            yield Reached(envelope, payload, message.data, received_ms)
-        elif isinstance(payload, wire.TimerExpiredPayload):
-            yield Expired(envelope, payload, message.data, received_ms)
+    try:
+        await _until_told(connection)
+        subscribed()
+        async for message in subscription.messages:
+            received_ms = now_ms()
+            try:
+                envelope = wire.read_envelope(message.data)
+                payload = wire.read_payload(envelope)
+            except wire.WireError:
+                continue  # Not one of the service's: anybody with the permission can publish here.
+            if isinstance(payload, wire.DueTimeReachedPayload):
+                yield Reached(envelope, payload, message.data, received_ms)
+            elif isinstance(payload, wire.TimerExpiredPayload):
+                yield Expired(envelope, payload, message.data, received_ms)
+    finally:
+        with suppress(NatsError, OSError):  # The connection may be closed by now.
+            await subscription.unsubscribe()
 
 
 async def watch_reached(
     connection: Client, subject: str, subscribed: Callable[[], None]
 ) -> AsyncIterator[Reached]:
     """Yield each DueTimeReached on a subject as it is published."""
-    async for seen in watch_events(connection, subject, subscribed):
-        if isinstance(seen, Reached):
-            yield seen
+    async with aclosing(watch_events(connection, subject, subscribed)) as events:
+        async for seen in events:
+            if isinstance(seen, Reached):
+                yield seen
 
 
 class Ear:

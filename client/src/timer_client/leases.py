@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from timer_client.cancelling import cancellable
 from timer_client.firing import Firing
 
 HEARTBEATS: Final = 3
@@ -96,9 +97,10 @@ class Leases:
     async def is_told(self) -> bool:
         """Return whether the broker has what was said; twice, because nats-py may send a ping ahead of it."""
         try:
-            async with asyncio.timeout(self.ack_wait_s / HEARTBEATS):
-                await self._connection.flush()
-                await self._connection.flush()
+            with cancellable():
+                async with asyncio.timeout(self.ack_wait_s / HEARTBEATS):
+                    await self._connection.flush()
+                    await self._connection.flush()
         except (NatsError, OSError, TimeoutError):
             return False
         return True

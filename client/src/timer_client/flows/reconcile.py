@@ -28,9 +28,11 @@ async def reconcile_often(worker: Worker) -> None:
 
 async def reconcile(worker: Worker) -> None:
     """Wake the oldest runs that are overdue and have no timer."""
-    flows, now_ms = worker.flows, await worker.ask_time()
+    flows = worker.flows
+    # First, for the service may be away for longer than a run counts as held.
     for hold in sorted(worker.in_hand):
-        await flows.journal.commit(statements.look_later(*hold[:3], now_ms + HELD_MS))
+        await flows.journal.commit(statements.look_later(*hold[:3], worker.now_ms() + HELD_MS))
+    now_ms = await worker.ask_time()
     for each in await flows.journal.commit(statements.overdue(flows.scope, now_ms - GRACE_MS, MAX_RUNS)):
         await _mend(worker, *each, now_ms)
 

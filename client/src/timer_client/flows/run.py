@@ -9,8 +9,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from timer_client import due as times
+from timer_client.cancelling import is_cancelled
 from timer_client.errors import Later
-from timer_client.flows.model import FlowError, StepFailed, Suspension, milliseconds, moment
+from timer_client.flows.model import LATEST_MS, FlowError, StepFailed, Suspension, milliseconds, moment
 from timer_client.flows.statements import Memo, Taken, save
 from timer_client.flows.values import ANYTHING, returned_by
 
@@ -197,7 +198,9 @@ class Run:
     async def _attempt(self, name: str, function: Callable[..., Awaitable[Any]], *args: Any) -> Memo:
         try:
             return _done(name, returned_by(function).write(f"the result of {name!r}", await function(*args)))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, Exception) and is_cancelled():
+                raise
             why = (type(error).__name__, told(str(error)))
             self.caught.append(Memo(name, "failed", None, None, 1, json.dumps(why)))
             raise StepFailed(name, *why) from error
@@ -215,6 +218,8 @@ class Run:
         name, memo = self._recall(name, key, kind)
         if memo is not None and memo.done:
             return memo
+        if due_ms is not None and due_ms > LATEST_MS:
+            raise ValueError(f"{name!r} must end before the year 10000")
         if memo is None:
             wake = None if due_ms is None else next(self._turn.numbers)
             self._turn.new += [*self.caught, Memo(name, kind, wake, due_ms, 0, None)]
