@@ -9,7 +9,9 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
+from tests.support.patience import PATIENCE_S
 from timer_service.adapters.nats.client import PART_BYTES, Arrived, Outgoing, TolerantClient
+from timer_service.adapters.nats.connecting import close
 from timer_service.adapters.nats.reading import RawMessage
 
 
@@ -94,6 +96,43 @@ async def test_a_ping_follows_what_was_said_before_it() -> None:
 
     assert subscribed == [b"SUB a.b  1", b"PING"]
     assert said[-2:] == [b"UNSUB 1", b"PING"]
+
+
+class Impatient(TolerantClient):
+    """Waits for a full socket for a moment only."""
+
+    flush_timeout_s = 0.05
+
+
+async def test_what_waits_for_a_full_socket_ends_with_the_connection() -> None:
+    """nats-py forgets whoever waits when it closes: a command loop or an answer would wait for ever."""
+    is_over = asyncio.Event()
+
+    async def stop_reading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload": 1048576, "headers": true}\r\n')
+        while (await reader.readline()).strip() != b"PING":
+            pass
+        writer.write(b"PONG\r\n")
+        await is_over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(stop_reading, "127.0.0.1", 0) as server:
+        client = Impatient()
+        await client.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        sending = {asyncio.ensure_future(client.publish("a", b"x" * PART_BYTES)) for _ in range(40)}
+        while client.pending_data_size:
+            await asyncio.sleep(0)
+        # All of that is on its way, which ends here: what follows is too much to be kept.
+        sending |= {asyncio.ensure_future(client.publish("a", b"x" * PART_BYTES)) for _ in range(4)}
+        cancelled = asyncio.ensure_future(client.publish("a", b"x"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await close(client)
+        ended, _ = await asyncio.wait({*sending, cancelled}, timeout=PATIENCE_S)
+        is_over.set()
+
+    assert ended == {*sending, cancelled}
+    assert cancelled.cancelled()
 
 
 HEAD = b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"

@@ -21,10 +21,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 
+from timer_client.cancelling import cancellable
 from timer_service.adapters.nats.reading import MessageParser, RawMessage
 
 PART_BYTES: Final = 1024 * 1024
 """This much may gather before we wait until the socket has taken it."""
+FLUSH_TIMEOUT_S: Final = 5.0
+"""For so long a message waits for a socket that is full; then it counts as handed over."""
 
 _NO_STATUS: Final = b"NATS/1.0\r\n"
 
@@ -66,6 +69,8 @@ def head_of_id(message_id: str) -> bytes:
 
 class TolerantClient(Client):
     """The stock client, except for how it reads what others have sent and how it treats many messages."""
+
+    flush_timeout_s = FLUSH_TIMEOUT_S
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +133,18 @@ class TolerantClient(Client):
         await taken
         if self.is_closed:
             raise ConnectionClosedError
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT001, FBT002 - as in nats-py
+        """Let what was handed over go out; where the socket is full, wait for a while only.
+
+        nats-py forgets whoever waits for a full socket when it closes, and a cancellation meanwhile.
+        """
+        if not force_flush and (self._flush_queue is None or not self._flush_queue.full()):
+            await super()._flush_pending()
+            return
+        with cancellable():
+            async with asyncio.timeout(self.flush_timeout_s):
+                await super()._flush_pending(force_flush)
 
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
         """Let a ping go out behind what was handed over before it; nats-py's own overtakes that.
