@@ -266,7 +266,7 @@ async def test_a_step_whose_work_somebody_else_has_cancelled_has_failed(shop: Sh
             return failure.kind
         return "done"
 
-    assert (await _run(shop, flows))[1] == "CancelledError"
+    assert (await _run(shop, flows))[1] == "RuntimeError"
 
 
 @pytest.mark.parametrize("sleeps", [True, False], ids=["sleep", "wait"])
@@ -279,7 +279,7 @@ async def test_what_would_end_after_the_last_year_is_an_error(shop: Shop, sleeps
 
     state, _, error = await _run(shop, flows)
 
-    assert (state, error) == (RunState.FAILED, "ValueError: 'long' must end before the year 10000")
+    assert (state, "must not be longer than 1,000 years" in str(error)) == (RunState.FAILED, True)
     assert [run.id async for run in flows.list()] == ["one"]
 
 

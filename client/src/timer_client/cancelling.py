@@ -23,10 +23,15 @@ def cancellable() -> Iterator[None]:
         raise asyncio.CancelledError
 
 
-def is_cancelled() -> bool:
-    """Return whether the task itself was cancelled, and not only what it has waited for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+async def uncancelled(work: Awaitable[T]) -> T:
+    """Return what comes of work; if what it waits for was cancelled by somebody else, that is an error."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("somebody else has cancelled what this has waited for") from error
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from timer_client.cancelling import is_cancelled
+from timer_client.cancelling import uncancelled
 from timer_client.due import span_ms
 from timer_client.errors import AlreadyHandled, Fenced, Later, Reject, RequestRefused, ServiceAway
 from timer_client.firing import Firing
@@ -317,12 +317,7 @@ class _NotAsync(TypeError):
 async def _returned(result: object) -> None:
     if not inspect.isawaitable(result):
         raise _NotAsync(_NotAsync.rule)
-    try:
-        await result
-    except asyncio.CancelledError as error:
-        if is_cancelled():
-            raise
-        raise RuntimeError("somebody else has cancelled what the handler waited for") from error
+    await uncancelled(result)
 
 
 def _again_after(delay: timedelta) -> bytes:

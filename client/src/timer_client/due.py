@@ -1,9 +1,11 @@
 """What a caller may say about time: spans and moments with a zone, never a bare number."""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from timer_client import wire
 
+_LONGEST: Final = timedelta(days=365_250)
 _HOW = "give a timedelta, such as timedelta(hours=3), or a datetime with a zone, such as datetime.now(UTC)"
 
 
@@ -27,6 +29,13 @@ def span_ms(name: str, value: object) -> int:
     if value < timedelta():
         raise ValueError(f"{name} must not be negative (got {value!r})")
     return -(-value // timedelta(milliseconds=1))
+
+
+def wait_ms(name: str, value: object) -> int:
+    """Return a span that something may wait for: its end must be a moment that can be written down."""
+    if isinstance(value, timedelta) and value > _LONGEST:
+        raise ValueError(f"{name} must not be longer than 1,000 years (got {value!r})")
+    return span_ms(name, value)
 
 
 def _limited_ms(name: str, value: object) -> int:

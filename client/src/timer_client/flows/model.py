@@ -68,9 +68,6 @@ def milliseconds(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(milliseconds=1)
 
 
-LATEST_MS: Final = milliseconds(datetime.max.replace(tzinfo=UTC))
-
-
 def moment(since_1970_ms: int) -> datetime:
     """Return the moment this many milliseconds after 1970."""
     return EPOCH + timedelta(milliseconds=since_1970_ms)

@@ -9,9 +9,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from timer_client import due as times
-from timer_client.cancelling import is_cancelled
+from timer_client.cancelling import uncancelled
 from timer_client.errors import Later
-from timer_client.flows.model import LATEST_MS, FlowError, StepFailed, Suspension, milliseconds, moment
+from timer_client.flows.model import FlowError, StepFailed, Suspension, milliseconds, moment
 from timer_client.flows.statements import Memo, Taken, save
 from timer_client.flows.values import ANYTHING, returned_by
 
@@ -114,7 +114,7 @@ class Run:
 
     async def sleep(self, name: str, span: timedelta, *, key: Key = None) -> timedelta:
         """Sleep for a span, without staying in memory; return how late the timer was."""
-        return self._until(name, key, self._turn.worker.now_ms() + times.span_ms("span", span))
+        return self._until(name, key, self._turn.worker.now_ms() + times.wait_ms("span", span))
 
     async def sleep_until(self, name: str, moment: datetime, *, key: Key = None) -> timedelta:
         """Sleep until a moment; one that has passed is over at once. Return how late the timer was."""
@@ -124,7 +124,7 @@ class Run:
         self, name: str, *, timeout: timedelta | None = None, key: Key = None
     ) -> dict[str, Any] | None:
         """Wait for a signal, which may have come before, and return what it says; None after the timeout."""
-        span_ms = None if timeout is None else times.span_ms("timeout", timeout)
+        span_ms = None if timeout is None else times.wait_ms("timeout", timeout)
         due_ms = None if span_ms is None else self._turn.worker.now_ms() + span_ms
         return ANYTHING.read(self._passed(name, key, "wait", due_ms).value)  # type: ignore[no-any-return]
 
@@ -197,10 +197,9 @@ class Run:
 
     async def _attempt(self, name: str, function: Callable[..., Awaitable[Any]], *args: Any) -> Memo:
         try:
-            return _done(name, returned_by(function).write(f"the result of {name!r}", await function(*args)))
-        except (Exception, asyncio.CancelledError) as error:
-            if not isinstance(error, Exception) and is_cancelled():
-                raise
+            result = await uncancelled(function(*args))
+            return _done(name, returned_by(function).write(f"the result of {name!r}", result))
+        except Exception as error:
             why = (type(error).__name__, told(str(error)))
             self.caught.append(Memo(name, "failed", None, None, 1, json.dumps(why)))
             raise StepFailed(name, *why) from error
@@ -218,8 +217,6 @@ class Run:
         name, memo = self._recall(name, key, kind)
         if memo is not None and memo.done:
             return memo
-        if due_ms is not None and due_ms > LATEST_MS:
-            raise ValueError(f"{name!r} must end before the year 10000")
         if memo is None:
             wake = None if due_ms is None else next(self._turn.numbers)
             self._turn.new += [*self.caught, Memo(name, kind, wake, due_ms, 0, None)]
