@@ -1,8 +1,10 @@
 """Crash a user's flow everywhere: mistakes that it would not survive are found, and a good flow passes."""
 
 import asyncio
+import gc
 import itertools
 import random
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
@@ -135,6 +137,23 @@ async def test_a_good_flow_passes_and_everything_it_does_was_interrupted() -> No
     assert rehearsal.result[:1] == ["receipt of order-42"]
     assert rehearsal.result[2:] == ["one", "other", "by"]
     assert rehearsal.crashes > 20
+
+
+async def test_what_a_look_for_cycles_asks_for_is_no_mistake_of_the_flow() -> None:
+    """As libraries have it that measure what it takes."""
+
+    async def good(_: Run, order: str) -> str:
+        gc.collect()
+        return order
+
+    def measure(*_: object) -> None:
+        time.perf_counter()
+
+    gc.callbacks.append(measure)
+    try:
+        assert (await crash_everywhere(good, "order-42", effects=effects)).result == "order-42"
+    finally:
+        gc.callbacks.remove(measure)
 
 
 async def test_the_example_of_the_page_passes() -> None:

@@ -1,6 +1,7 @@
 """Watch a flow as it runs: what it asks its run for, and what it does by itself, which it must not."""
 
 import functools
+import gc
 import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -127,9 +128,12 @@ class Watch:
         if event != "c_call" or self._steps or function.__qualname__ not in _FROM_OUTSIDE:
             return
         name, caller = function.__qualname__, frame
+        # They run whenever Python looks for cycles, wherever that is.
+        collecting = {getattr(each, "__code__", None) for each in gc.callbacks}
         while caller is not None and caller.f_code is not _Driven.__await__.__code__:
             package = str(caller.f_globals.get("__name__")).partition(".")[0]
-            if caller.f_code.co_filename.startswith(_OURS) or package in _INNOCENT:
+            is_ours = caller.f_code.co_filename.startswith(_OURS)
+            if is_ours or package in _INNOCENT or caller.f_code in collecting:
                 return
             frame, caller = caller, caller.f_back  # type: ignore[assignment]
         self.found(f"{_line(frame)}asks for {_FROM_OUTSIDE[name]} outside a step: {name}")
