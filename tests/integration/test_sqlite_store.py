@@ -150,7 +150,7 @@ async def test_what_is_written_is_written_safely(
 
 
 async def test_who_writes_has_a_large_cache_and_who_reads_a_small_one(store: SqliteTimerStore) -> None:
-    assert await value(store._writer.connection, "PRAGMA cache_size") == -16_384
+    assert await value(store._writer.connection, "PRAGMA cache_size") == -8_192
     assert await value(store._reader, "PRAGMA cache_size") == -2_048
 
 

@@ -234,6 +234,7 @@ PLANTED: dict[str, Callable[[], Change]] = {
         rewritten(looks.Looks, "find", ("_keys((*claimed, *held_back.timers))", "_keys(held_back.timers)")),
         replaced(places.Places, "to_pass", lambda *_: []),
         replaced(places.Places, "found", lambda *_, **__: None),
+        rewritten(exclusion.Exclusion, "claim", (" - self._claimed", "")),
     ),
     "a timer that was changed is fired as it was read": lambda: rewritten(
         looks.Looks, "saved", ("self._ahead.saved(timers)", "pass")
