@@ -12,6 +12,7 @@ from timer_service.ports.explanation import Obstacle
 from timer_service.ports.timer_store import NOTHING_HELD_BACK, HeldBack
 from timer_service.workflows.hold_back import (
     MAX_ENTRIES,
+    MAX_OF_TENANT,
     MAX_PAUSE,
     TENANT_FAILURES,
     HoldBack,
@@ -255,6 +256,18 @@ def test_beyond_the_bound_everything_waits_for_the_max_pause() -> None:
     assert hold_back.everything_until(at(0.2)) == hold_back.ends_at(at(0.2)) == at(0.2) + MAX_PAUSE
     assert hold_back.everything_until(at(10.2)) is None
     assert len(hold_back.at(at(0.2)).timers) == MAX_ENTRIES
+
+
+def test_the_timers_of_one_tenant_never_make_everybody_wait() -> None:
+    hold_back, due = HoldBack(), [reached(f"order-{n}") for n in range(2 * MAX_ENTRIES)]
+    for half_seconds in range(240):
+        now_s = half_seconds / 2
+        held = hold_back.at(at(now_s))
+        tried = [] if ACME in held.tenants else [each for each in due if each.key not in held.timers]
+        record(hold_back, *[(each, REJECTED) for each in tried[:2_000]], now_s=now_s)
+
+        assert hold_back.everything_until(at(now_s)) is None
+        assert len(hold_back.at(at(now_s)).timers) <= MAX_OF_TENANT
 
 
 def test_what_waits_beyond_the_bound_is_told_once() -> None:

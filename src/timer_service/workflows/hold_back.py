@@ -18,6 +18,8 @@ FORGOTTEN_AFTER = timedelta(minutes=1)
 MAX_ENTRIES = 5_000
 TENANT_FAILURES = 10
 """This many failures in one batch, without a success, are the tenant's fault and not the timers'."""
+MAX_OF_TENANT = 500
+"""Timers of a tenant that waits as a whole: to keep more of them in mind would take the room of others."""
 PROBE_TIMERS = 100
 """Timers that are tried at once while the stream accepts nothing."""
 
@@ -151,9 +153,16 @@ class HoldBack:
             # Each unanswered event costs everybody a time-out, so its tenant is paused as a whole; its
             # timers for longer, so that the next tries go to others of them.
             pause = self._pause(tenant_id, now, detail=failed[-1][1].detail)
-            self._pause_timers(failed, now, at_least=pause * 3)
+            self._pause_timers(self._most_of(tenant_id, failed), now, at_least=pause * 3)
             return
         self._pause_timers(failed, now)
+
+    def _most_of(self, tenant_id: TenantId, failed: list[_Answer]) -> list[_Answer]:
+        """Return what is kept in mind of a tenant that waits as a whole."""
+        known = [answer for answer in failed if answer[0].key in self._pauses]
+        kept = sum(isinstance(key, tuple) and key[0] == tenant_id for key in self._pauses)
+        new = [answer for answer in failed if answer[0].key not in self._pauses]
+        return known + new[: max(0, MAX_OF_TENANT - kept)]
 
     def _pause_timers(self, failed: list[_Answer], now: datetime, at_least: timedelta = FIRST_PAUSE) -> None:
         for event, result in failed:
