@@ -1,14 +1,17 @@
 """The bus on NATS while it has no connection, and the words it has for errors."""
 
 import asyncio
+from typing import cast
 
 import pytest
 from nats.errors import NoServersError
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 from structlog.testing import capture_logs
 
 from tests.support.timers import ACME, reached, schedule
 from timer_service.adapters.nats.bus import NatsBus
+from timer_service.adapters.nats.client import TolerantClient
 from timer_service.adapters.nats.complaints import reason
 from timer_service.adapters.nats.incoming import Incoming
 from timer_service.adapters.nats.options import NatsOptions
@@ -32,6 +35,27 @@ async def test_without_a_connection_every_question_says_so(bus: NatsBus) -> None
     ):
         with pytest.raises(BusUnavailable, match="not connected to the broker yet"):
             await question
+
+
+class Silent:
+    """A connection to a broker whose streams answer nothing."""
+
+    asked = 0
+
+    async def request(self, *_: object, **__: object) -> None:
+        self.asked += 1
+        raise NatsTimeoutError
+
+
+async def test_while_the_stream_is_silent_nobody_waits_for_its_newest_command(bus: NatsBus) -> None:
+    silent = Silent()
+    bus.source._client = client = cast("TolerantClient", silent)
+    await bus.source.keep_up(client)
+
+    with pytest.raises(BusUnavailable, match="the command stream does not answer"):
+        await bus.source.last_position()
+
+    assert silent.asked == 1
 
 
 async def test_what_was_delivered_before_the_connection_was_lost_is_still_handed_out(

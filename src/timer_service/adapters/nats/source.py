@@ -65,6 +65,8 @@ class NatsCommandSource:
         client = self._client
         if client is None:
             raise self._outage.error()
+        if self._silence is not None:
+            raise BusUnavailable(self._silence)  # It is asked every second: nobody else waits for that.
         try:
             return await self._positions.newest(lambda: self._stream_end(client))
         except (NatsError, OSError) as error:
