@@ -12,6 +12,7 @@ from tests.support.explanations import MemoryLetterBox
 from tests.support.pages import ALL, FORM, Pages
 from tests.support.timers import ACME, GLOBEX, call, schedule
 from tests.unit.test_page_refused import letter, message
+from timer_service.adapters.http.auth import WRONG_KEYS_PER_MINUTE
 from timer_service.adapters.http.pages import app as pages_app
 from timer_service.adapters.http.pages.people import IDLE, LOGINS_PER_MINUTE, SESSION
 from timer_service.adapters.http.pages.visit import SCOPES_OF, Role
@@ -233,6 +234,16 @@ async def test_five_tries_per_minute_are_enough(closed: Pages) -> None:
 
     assert [reply.status for reply in tries] == [401] * LOGINS_PER_MINUTE + [429]
     assert (right.status, (await closed.post("login", {"key": PAGE_KEY})).status) == (429, 303)
+
+
+async def test_wrong_keys_of_scripts_count_as_in_the_rest_api(closed: Pages) -> None:
+    many = WRONG_KEYS_PER_MINUTE + 3
+
+    wrong = [(await closed.get(authorization=f"Bearer tmr_{n}_x")).status for n in range(many)]
+    right = await closed.get(authorization=f"Bearer {PAGE_KEY}")
+
+    assert wrong == [401] * WRONG_KEYS_PER_MINUTE + [429] * 3
+    assert right.status == 200
 
 
 async def test_tries_count_for_whoever_a_trusted_proxy_names_and_otherwise_for_the_peer() -> None:

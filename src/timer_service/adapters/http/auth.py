@@ -103,10 +103,10 @@ class Doorkeeper:
         if self.single is not None and compare_digest(self.single, digest_of(text)):
             return self.single_caller
         key_id = key_id_of(text)
-        key = None if key_id is None else await self._key_from(address, key_id)
+        key = None if key_id is None else await self.key_from(address, key_id)
         # A key for every tenant is one for the page: the API has no way to say whose timer is meant.
         if key is None or key.tenant_id == ALL_TENANTS or not compare_digest(key.digest, digest_of(text)):
-            self._wrong.count(address)
+            self.count_wrong(address)
             return None
         await self.note_use(key.id)
         return Caller(key.tenant_id, key.scopes)
@@ -127,7 +127,11 @@ class Doorkeeper:
         """How many ids of keys are in memory."""
         return len(self._known) + len(self._unknown)
 
-    async def _key_from(self, address: str, key_id: str) -> ApiKey | None:
+    def count_wrong(self, address: str) -> None:
+        """Count a key that does not open. Raises TooManyTries."""
+        self._wrong.count(address)
+
+    async def key_from(self, address: str, key_id: str) -> ApiKey | None:
         """Return a valid key; unknown ones from where many wrong ones come are looked up one by one."""
         is_cheap = key_id in self._known or self._is_unknown(key_id)
         if is_cheap or self._wrong.are_left(address):

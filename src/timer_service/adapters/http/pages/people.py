@@ -111,20 +111,19 @@ class People:
         key = bearer_in(headers)
         if key is not None:
             # Before the cookie: a key is sent on purpose.
-            by_key = await self._by_key(key)
-            return None if by_key is None else by_key.user, None
+            return await self._by_bearer(key, self._proxies.client(headers, peer)), None
         known, cookie = await self._by_session(headers)
         is_local = self.is_open and not any(name in headers for name in _OF_PROXIES)
         return known or (ANYBODY if is_local else None), cookie
 
     async def log_in(self, text: str, headers: Mapping[str, str], peer: str) -> str:
         """Return the cookie of a new session, or raise PageError."""
+        client = self._proxies.client(headers, peer)
         try:
-            self._tries.count(self._proxies.client(headers, peer))
+            self._tries.count(client)
         except TooManyTries as error:
-            headers = {"retry-after": str(round(error.wait_s + 0.5))}
-            raise PageError(429, f"Five tries per minute: wait {error.wait_s:.0f} s.", headers) from error
-        found = await self._by_key(text)
+            raise _wait("Five tries per minute", error) from error
+        found = await self._by_key(text, client)
         if found is None:
             raise PageError(401, "This key is not valid: it is misspelt, revoked or has expired.")
         now = self._now()
@@ -135,11 +134,22 @@ class People:
         """Return the cookie that ends a session."""
         return self._written("", timedelta())
 
-    async def _by_key(self, text: str) -> "_Known | None":
+    async def _by_bearer(self, key: str, client: str) -> User | None:
+        """Return whose key a script sends; wrong ones count as in the REST API."""
+        known = await self._by_key(key, client)
+        if known is not None:
+            return known.user
+        try:
+            self._keys.count_wrong(client)
+        except TooManyTries as error:
+            raise _wait("Too many wrong keys", error) from error
+        return None
+
+    async def _by_key(self, text: str, client: str) -> "_Known | None":
         """Return whose key a text is; each is compared in constant time."""
         digest = digest_of(text)
         for key_id in (PAGE_KEY, API_KEY, key_id_of(text)):
-            known = None if key_id is None else await self._known(key_id)
+            known = None if key_id is None else await self._known(key_id, client)
             if known is not None and hmac.compare_digest(known.digest, digest):
                 await self._keys.note_use(known.key_id)
                 return known
@@ -161,7 +171,8 @@ class People:
         renewed = replace(session, used_at=now).text(self._secret) if now - session.used_at > RENEW else None
         return known.user, None if renewed is None else self._written(renewed, SESSION)
 
-    async def _known(self, key_id: str) -> "_Known | None":
+    async def _known(self, key_id: str, client: str | None = None) -> "_Known | None":
+        """Return a key by its id, one that somebody sends in their turn."""
         if key_id == PAGE_KEY:
             digest = self._page_key
             return None if digest is None else _Known(key_id, digest, User(key_id, ALL_SCOPES, None))
@@ -169,7 +180,8 @@ class People:
             digest, caller = self._keys.single, self._keys.single_caller
             user = User(key_id, caller.scopes, frozenset({caller.tenant_id}))
             return None if digest is None else _Known(key_id, digest, user)
-        key = await self._keys.valid_key(key_id)
+        keys = self._keys
+        key = await (keys.valid_key(key_id) if client is None else keys.key_from(client, key_id))
         if key is None:
             return None
         tenants = None if key.tenant_id == ALL_TENANTS else frozenset({key.tenant_id})
@@ -180,6 +192,11 @@ class People:
         secure = "; Secure" if self._secure else ""
         age = int(lasts.total_seconds())
         return f"{self.cookie}={value}; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _wait(why: str, error: TooManyTries) -> PageError:
+    headers = {"retry-after": str(round(error.wait_s + 0.5))}
+    return PageError(429, f"{why}: wait {error.wait_s:.0f} s.", headers)
 
 
 def bearer_in(headers: Mapping[str, str]) -> str | None:
