@@ -1,5 +1,6 @@
 """Activity: every change on the page leaves who, what, how it was before, and a way back."""
 
+from collections import Counter
 from typing import Any
 
 from tests.contract.test_delivery_store import ask, attempt, fire
@@ -9,7 +10,7 @@ from tests.support.rest import Site, open_site
 from tests.support.timers import ACME, GLOBEX, at, schedule
 from tests.unit.test_page_refused import ADMIN, rendered, visit
 from timer_client.subjects import Subjects
-from timer_service.adapters.http.pages.auditing import Auditor
+from timer_service.adapters.http.pages.auditing import REFUSED_PER_MINUTE, Auditor
 from timer_service.adapters.http.pages.letter_desk import LetterDesk
 from timer_service.adapters.http.pages.past import Past
 from timer_service.adapters.http.pages.screens.activity import ActivityScreen
@@ -147,6 +148,21 @@ async def test_an_action_stands_although_it_cannot_be_noted() -> None:
         done = await timer_screen(site, BrokenAudit()).cancel(visit(form=KEY))
 
     assert done.to.endswith("done=cancelled")
+
+
+async def test_who_tries_on_and_on_what_is_not_theirs_does_not_fill_the_disk() -> None:
+    audit, elapsed_s = MemoryAudit(), 0.0
+    auditor = Auditor(audit, lambda: at(0), lambda: elapsed_s)
+    kim, ann = (User(name, SCOPES_OF[Role.VIEWER], None) for name in ("kim", "ann"))
+
+    for _ in range(1_000):
+        await auditor.refused(visit(kim), "cancel", "viewers may not")
+    await auditor.refused(visit(ann), "cancel", "viewers may not")
+    elapsed_s = 60.0
+    await auditor.refused(visit(kim), "cancel", "viewers may not")
+
+    names = [action.actor for action in await audit.page(None, None, 100)]
+    assert Counter(names) == {"kim": REFUSED_PER_MINUTE + 1, "ann": 1}
 
 
 async def test_others_actions_and_refused_tries_are_shown_to_those_who_see_every_tenant_only() -> None:

@@ -1,5 +1,6 @@
 """Notes what people do on the page: in the log at once, and in the table of actions."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,6 +11,7 @@ import structlog
 from timer_client.wire import format_time
 from timer_service.adapters.http.pages.visit import User, Visit
 from timer_service.bulk import Did, Ending, Job
+from timer_service.domain.admission import RateLimit
 from timer_service.domain.errors import TransientError
 from timer_service.domain.messages import TenantId
 from timer_service.domain.timer import Timer
@@ -17,6 +19,8 @@ from timer_service.ports.audit import Action, Audit
 
 MAX_TEXT: Final = 500
 """Characters of what others wrote that are kept of one action."""
+REFUSED_PER_MINUTE: Final = 10
+"""Notes of what one visitor may not do."""
 
 JOB: Final = "bulk"
 BEGUN: Final = "begun with"
@@ -29,9 +33,13 @@ log = structlog.get_logger(__name__)
 class Auditor:
     """Every change that is made on the page, or tried, goes through here."""
 
-    def __init__(self, audit: Audit, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, audit: Audit, now: Callable[[], datetime], elapsed_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._audit = audit
         self._now = now
+        self._elapsed_s = elapsed_s
+        self._refusals = RateLimit(REFUSED_PER_MINUTE / 60, REFUSED_PER_MINUTE)
 
     async def note(
         self,
@@ -60,8 +68,9 @@ class Auditor:
             log.warning("page.action_not_kept", action=action, detail=str(error))
 
     async def refused(self, visit: Visit, path: str, why: str) -> None:
-        """Note what somebody may not do."""
-        await self.note(visit.user, path, "refused", reason=why)
+        """Note what somebody may not do; who tries on and on would fill the disk with it."""
+        if not self._refusals.wait_s(visit.user.name, self._elapsed_s()):
+            await self.note(visit.user, path, "refused", reason=why)
 
     def of_job(
         self, user: User, action: str, tenant: TenantId | None, subject: str, reason: str
