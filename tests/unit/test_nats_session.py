@@ -1,9 +1,11 @@
 """The bus on NATS while it has no connection, and the words it has for errors."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
+from nats.aio.subscription import Subscription
 from nats.errors import NoServersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
@@ -11,10 +13,11 @@ from structlog.testing import capture_logs
 
 from tests.support.timers import ACME, reached, schedule
 from timer_service.adapters.nats.bus import NatsBus
-from timer_service.adapters.nats.client import TolerantClient
+from timer_service.adapters.nats.client import Outgoing, TolerantClient
 from timer_service.adapters.nats.complaints import reason
 from timer_service.adapters.nats.incoming import Incoming
 from timer_service.adapters.nats.options import NatsOptions
+from timer_service.domain.epochs import StreamEpoch
 from timer_service.domain.errors import BusUnavailable
 from timer_service.domain.messages import Position
 from timer_service.testing import ManualClock, MemoryTimerStore
@@ -68,6 +71,35 @@ async def test_what_was_delivered_before_the_connection_was_lost_is_still_handed
     await batch.acknowledge()
 
     assert (batch.commands, batch.redelivered) == ([command], 1)
+
+
+class Wire:
+    """A connection that keeps what was said over it."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+
+    async def publish_all(self, messages: Sequence[Outgoing]) -> list[int]:
+        self.said += [message.body for message in messages]
+        return []
+
+    async def unsubscribe(self) -> None:
+        self.said.append(b"UNSUB")
+
+
+async def test_a_stop_asks_for_nothing_more_before_it_gives_commands_back(bus: NatsBus) -> None:
+    """What is still asked for would come to us again, and wait there until the broker gives up on us."""
+    wire = Wire()
+    bus.inbox._client = client = cast("TolerantClient", wire)
+    bus.inbox._subscription = cast("Subscription", wire)
+    bus._replies.start(client)
+    bus._replies._positions._epochs = [StreamEpoch(0, 1)]
+    bus.inbox.buffer.put(Incoming("$JS.ACK.x", Position(1, 1), 1, schedule("order-1", 60)))
+
+    async with bus.running():
+        pass
+
+    assert wire.said == [b"UNSUB", b"-NAK"]
 
 
 async def test_an_error_before_the_session_is_told_and_harms_nothing(bus: NatsBus) -> None:

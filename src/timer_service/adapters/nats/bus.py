@@ -103,6 +103,8 @@ class NatsBus:
 
     async def _give_back(self) -> None:
         """Let the broker deliver what we have not begun to another instance, at once."""
+        # Nothing more is asked for, or they and others would come to us again.
+        await self.inbox.stop()
         unbegun = [*self.inbox.buffer.take_all(), *self.letters.take_all()]
         await self._replies.send([(message, b"-NAK") for message in unbegun])
 
