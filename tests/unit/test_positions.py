@@ -162,3 +162,13 @@ async def test_a_tail_that_another_instance_has_applied_is_missed_too(stored_us:
     await ours.learn(told(StreamEnd(CREATED_US, 9, 950)), stored)
 
     assert ours.is_current(before) is not is_lost
+
+
+def test_what_is_delivered_again_while_positions_are_not_known_is_kept_once() -> None:
+    positions = new_positions()
+    for times in range(1, 1_001):
+        for sequence in range(10):
+            positions.set_aside(sequence, f"$JS.ACK.{sequence}.{times}")
+
+    assert positions.take_aside() == [f"$JS.ACK.{sequence}.1000" for sequence in range(10)]
+    assert positions.take_aside() == []

@@ -155,7 +155,7 @@ class Inbox:
         delivery = read_delivery(message.reply)
         position = self._positions.of(delivery)
         if position is None:
-            self._positions.set_aside(message.reply)
+            self._positions.set_aside(delivery.sequence, message.reply)
         else:
             times = delivery.times_delivered
             self.buffer.put(read_incoming(self._subjects, message, position, times, epoch, now))

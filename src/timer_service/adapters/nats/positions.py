@@ -72,7 +72,8 @@ class CommandPositions:
         self._seen = Position(0, 0)
         """The newest message of the newest epoch that was delivered or applied, and the latest storing."""
         self._overwritten = False
-        self._set_aside: list[str] = []
+        self._set_aside: dict[int, str] = {}
+        """How to answer for the newest delivery of each message; the broker repeats it until then."""
         self._lost_at: datetime | None = None
 
     async def learn(self, ask: Ask, stored_us: StoredUs = not_known) -> None:
@@ -142,14 +143,14 @@ class CommandPositions:
             self._see(position)
         return position
 
-    def set_aside(self, reply: str) -> None:
+    def set_aside(self, sequence: int, reply: str) -> None:
         """Keep in mind that a message without a position has to be delivered again."""
-        self._set_aside.append(reply)
+        self._set_aside[sequence] = reply
 
     def take_aside(self) -> list[str]:
         """Return what was set aside, once positions are known again."""
-        taken, self._set_aside = self._set_aside, []
-        return taken
+        taken, self._set_aside = self._set_aside, {}
+        return list(taken.values())
 
     async def newest(self, ask: Ask) -> Position:
         """Return the position of the newest command. Raises BusUnavailable if it is not known."""
