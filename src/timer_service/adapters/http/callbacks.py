@@ -33,7 +33,7 @@ MAX_ATTEMPTS: Final = 50
 MAX_PAUSE_MS: Final = 7 * 86_400_000
 MAX_EXPIRY_MS: Final = 366 * 86_400_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_MAYBE_TOO_LARGE: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+_MAYBE_TOO_LARGE: Final = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|[0-9]{299})")
 _NEW: Final = Callback(url="")
 """What a new callback is as long as nothing else is asked for."""
 
