@@ -15,6 +15,11 @@ EVERY_S = 5.0
 """How often is looked."""
 WARM_S = 600.0
 """Until then it may grow: caches fill, and Python keeps what it has once taken."""
+STALL_EVERY_S = 30.0
+"""How often it is stopped for some seconds while it warms up: each stall of the machine that is longer than
+those before it leaves a larger backlog than there ever was, and takes memory that is then kept."""
+STALLED_PART = 0.8
+"""Of the time in which it warms up."""
 JUDGED_AFTER_S = 1_800.0
 """Growth in less time than this is mostly chance: it is counted, but fails nothing."""
 HOUR_S = 3_600.0
@@ -33,6 +38,7 @@ async def soak(
         await site.open()
         over = asyncio.Event()
         working = asyncio.ensure_future(site.tenants.work(per_second, over))
+        stalling = asyncio.ensure_future(_stall(site, STALLED_PART * min(warm_s, seconds / 2)))
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (passed_s := loop.time() - began_s) < seconds:
@@ -42,7 +48,7 @@ async def soak(
                 print(f"after {passed_s / 60:.0f} min: {told}", file=sys.stderr, flush=True)
             await asyncio.sleep(every_s)
         over.set()
-        await working
+        await asyncio.gather(working, stalling)
         found = await site.settle()
     finally:
         await site.close()
@@ -58,6 +64,15 @@ async def soak(
         "seconds": round(seconds),
     }
     return counts, found.violations + site.ended_by_itself
+
+
+async def _stall(site: Site, seconds: float) -> None:
+    """Let the service have had every backlog that a busy machine leaves."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + seconds
+    while loop.time() + STALL_EVERY_S < until_s:
+        await asyncio.sleep(STALL_EVERY_S)
+        await site.freeze_service()
 
 
 def growth(looks: Sequence[Look], name: str) -> float:
