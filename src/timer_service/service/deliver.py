@@ -148,10 +148,7 @@ class Delivering:
         """Look where there may be something new, and begin what may begin."""
         await self._store.stay()  # A look may have nothing to ask: all places in memory may be taken.
         now, now_s = self._clock.now(), self._elapsed_s()
-        if self._waiting.next_attempt_at is not None and now >= self._waiting.next_attempt_at:
-            self._waiting.look_again(self._waiting.next_attempt_at)
-            self._waiting.next_attempt_at = None
-        elif now_s - self._looked_s >= self._look_interval_s:
+        if now_s - self._looked_s >= self._look_interval_s:
             self._waiting.look_on()
         await self._waiting.look(now, now_s)
         self._looked_s = now_s

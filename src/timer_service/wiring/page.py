@@ -121,10 +121,8 @@ def build_page(
     live, due = live or _live(parts), due or _due(parts)
     insight, desk = parts.opened.store.insight, live.desk
     bulk, broker = bulk or bulk_desk(parts), broker or BrokerDesk(parts.broker, parts.elapsed_s)
-    auditor, past = (
-        Auditor(parts.opened.audit, parts.clock.now, parts.elapsed_s),
-        Past(parts.opened.audit, insight),
-    )
+    auditor = Auditor(parts.opened.audit, parts.clock.now, parts.elapsed_s)
+    past = Past(parts.opened.audit, insight)
     letters = LetterDesk(parts.letters, parts.timers, Subjects(settings.subject_prefix), auditor)
     screens = Screens(
         session=SessionScreens(people),

@@ -85,14 +85,14 @@ class WaitingList:
         """Take in what is fresh, one page of what may begin, and more of the lanes that have run low."""
         await self._take_in_fresh(now, now_s)
         await self._refill(now, now_s)
+        # Also if that was noted only now: it may be behind the place at which the look goes on.
+        if self.next_attempt_at is not None and self.next_attempt_at <= now:
+            self.look_again(self.next_attempt_at)
+            self.next_attempt_at = None
         if self._seen_all and self.lanes.seats.wants_more():
             self.look_again()
         if self._seen_all or self.lanes.seats.is_full:
             return
-        if self.next_attempt_at is not None and self.next_attempt_at <= now:
-            self.look_again(
-                self.next_attempt_at
-            )  # Noted since this look began, and perhaps behind its place.
         # From here on: what is added while the store answers, which may not be in the answer, is said again.
         self._seen_all, self.next_attempt_at = True, None
         try:
